@@ -1,0 +1,65 @@
+# The only commands to remember. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+# Source folders; bench and examples count once they hold a program.
+CODE := contract coordinator relay executor client cli tests \
+        $(patsubst %/,%,$(sort $(dir $(wildcard bench/*.py examples/*.py examples/*/*.py))))
+
+.PHONY: help
+help: ## List the commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+.PHONY: install
+install: $(INSTALLED) ## Make .venv with the locked dependencies and Tenure in place
+
+# uv comes first, by hash, through pip; then everything else, by hash, through uv. The build backend is
+# locked too, so the last step builds without fetching anything.
+$(INSTALLED): pyproject.toml requirements/bootstrap.txt requirements/dev.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tenure needs Python 3.11 or newer: make PYTHON=python3.12 install")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip sync --quiet --require-hashes requirements/dev.txt
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+.PHONY: system-deps
+system-deps: ## Install a RabbitMQ server where that can be done without asking
+	@deploy/install-rabbitmq
+
+.PHONY: demo
+demo: install system-deps ## Hash every file of a folder, end to end; ARGS="--input DIR" for another folder
+	@$(BIN)/python -m tenure.cli.demo $(ARGS)
+
+.PHONY: test
+test: install system-deps ## Run the tests; ARGS="-k name" for some of them
+	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: check
+check: install ## Lint, formatting, types and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(CODE)
+	$(BIN)/lint-imports
+
+.PHONY: format
+format: install ## Format the code and mend what the linter can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# --upgrade is left to the caller: `make lock ARGS=--upgrade`.
+.PHONY: lock
+lock: install ## Write the hashed requirement files anew; ARGS=--upgrade for newer versions
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --all-extras --group dev --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' $(ARGS) -o requirements/dev.txt pyproject.toml
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' $(ARGS) -o requirements/bootstrap.txt requirements/bootstrap.in
+
+.PHONY: clean
+clean: ## Remove the environment, caches and built files
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

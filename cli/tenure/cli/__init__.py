@@ -1,0 +1,1 @@
+"""The tenure command. The only package that may import all others."""

@@ -1,0 +1,1 @@
+"""The private local stack: PostgreSQL, RabbitMQ and the processes of Tenure."""

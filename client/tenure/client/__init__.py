@@ -1,0 +1,1 @@
+"""For applications: submit tasks and wait for their results."""

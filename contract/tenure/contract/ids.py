@@ -1,0 +1,1 @@
+"""Types of identifiers. Standard library only: pure cores import this."""

@@ -1,0 +1,1 @@
+"""The authority: decides, and records every decision in PostgreSQL."""

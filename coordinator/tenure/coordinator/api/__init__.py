@@ -1,0 +1,1 @@
+"""HTTP routes for applications, executors and operators."""

@@ -1,0 +1,1 @@
+"""Pure decisions of the executor: intake of messages, and whether it may still act."""

@@ -1,0 +1,1 @@
+"""Guards carry the fencing token to each system that an executor writes to."""

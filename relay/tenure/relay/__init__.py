@@ -1,0 +1,1 @@
+"""Publishes what the coordinator recorded, from the log to RabbitMQ, at least once."""

@@ -1,0 +1,1 @@
+"""Pure decisions of the relay: what to publish next, and what each outcome means."""
