@@ -1,1 +1,1 @@
-"""States of the things that cross a process border. Standard library only: pure cores import this."""
+"""States of what crosses a process border. Standard library only: pure cores import this."""
