@@ -22,9 +22,9 @@ install: $(INSTALLED) ## Make .venv with the locked dependencies and Tenure in p
 # uv comes first, by hash, through pip; then everything else, by hash, through uv. The build backend is
 # locked too, so the last step builds without fetching anything.
 $(INSTALLED): pyproject.toml requirements/bootstrap.txt requirements/dev.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tenure needs Python 3.11 or newer: make PYTHON=python3.12 install")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tenure needs Python 3.11 or newer: make PYTHON=python3.12 install")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip sync --quiet --require-hashes requirements/dev.txt
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
@@ -37,8 +37,9 @@ system-deps: ## Install a RabbitMQ server where that can be done without asking
 demo: install system-deps ## Hash every file of a folder, end to end; ARGS="--input DIR" for another folder
 	@$(BIN)/python -m tenure.cli.demo $(ARGS)
 
+# The tests start their own servers, unless they are told to use others.
 .PHONY: test
-test: install system-deps ## Run the tests; ARGS="-k name" for some of them
+test: install $(if $(filter external docker,$(TENURE_TEST_SERVICES)),,system-deps) ## Run the tests; ARGS="-k name" for some of them
 	@$(BIN)/python -m pytest $(ARGS)
 
 .PHONY: check
@@ -53,11 +54,13 @@ format: install ## Format the code and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# --upgrade is left to the caller: `make lock ARGS=--upgrade`.
+LOCK := $(BIN)/uv pip compile --quiet --universal --generate-hashes \
+        --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
+
 .PHONY: lock
 lock: install ## Write the hashed requirement files anew; ARGS=--upgrade for newer versions
-	$(BIN)/uv pip compile --quiet --universal --generate-hashes --all-extras --group dev --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' $(ARGS) -o requirements/dev.txt pyproject.toml
-	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' $(ARGS) -o requirements/bootstrap.txt requirements/bootstrap.in
+	$(LOCK) --all-extras --group dev $(ARGS) -o requirements/dev.txt pyproject.toml
+	$(LOCK) $(ARGS) -o requirements/bootstrap.txt requirements/bootstrap.in
 
 .PHONY: clean
 clean: ## Remove the environment, caches and built files

@@ -1,0 +1,86 @@
+"""Tracked files are tidy, name no machine, and lock dependencies by hash only."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.repository import REPOSITORY, tracked_files
+
+# Put together from parts, so that this file does not match itself.
+MACHINE_PATH = re.compile(
+    r"(?<![\w.}/~-])/(?:"
+    + "|".join(["wo" + "rk", "ro" + "ot", "ho" + "me", "Us" + "ers"])
+    + r")/[\w.]"
+)
+ADDRESS = re.compile(r"\w+://|--(?:extra-)?index|--find-links|(?<!\w)-[if] |@ ?file:")
+BINARY = frozenset({".png", ".ico", ".woff2"})
+TABS_MEAN_SOMETHING = frozenset({"Makefile", ".gitmodules"})
+
+LOCKS = sorted((REPOSITORY / "requirements").glob("*.txt"))
+
+
+def texts() -> list[tuple[str, str]]:
+    """Name and text of every tracked text file; raises UnicodeDecodeError for another coding."""
+    return [
+        (str(path.relative_to(REPOSITORY)), path.read_bytes().decode("utf-8"))
+        for path in tracked_files()
+        if path.suffix not in BINARY
+    ]
+
+
+def untidy(name: str, text: str) -> list[str]:
+    """What is wrong with the look of a text file."""
+    faults = []
+    if text and not text.endswith("\n"):
+        faults.append("no newline at the end")
+    if text.endswith("\n\n"):
+        faults.append("empty lines at the end")
+    if "\r" in text:
+        faults.append("carriage return")
+    if "\t" in text and Path(name).name not in TABS_MEAN_SOMETHING:
+        faults.append("tab")
+    if re.search(r"[ \t]$", text, re.MULTILINE):
+        faults.append("space at the end of a line")
+    return faults
+
+
+def test_tracked_files_are_tidy() -> None:
+    faults = {name: untidy(name, text) for name, text in texts()}
+    assert {name: found for name, found in faults.items() if found} == {}
+
+
+@pytest.mark.parametrize("text", ["a", "a\n\n", "a\r\n", "a\tb\n", "a \n"])
+def test_an_untidy_file_is_noticed(text: str) -> None:
+    assert untidy("file.py", text) != []
+
+
+def test_tracked_files_name_no_machine_path() -> None:
+    found = {name: match.group() for name, text in texts() if (match := MACHINE_PATH.search(text))}
+    assert found == {}
+
+
+def test_a_machine_path_is_noticed() -> None:
+    assert MACHINE_PATH.search("see /" + "home/someone/notes")
+    assert MACHINE_PATH.search('"/' + 'root/.cache"')
+    assert not MACHINE_PATH.search("/v1/" + "work/items")
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
+def test_every_locked_dependency_is_exact_and_hashed(lock: Path) -> None:
+    """No address, so the lock says what is installed and never from where."""
+    text = lock.read_text(encoding="utf-8")
+    assert ADDRESS.search(text) is None
+    entries = re.findall(r"^(?:[^\s#].*\n)(?:[ \t].*\n)*", text, re.MULTILINE)
+    assert entries != []
+    loose = [
+        entry.splitlines()[0]
+        for entry in entries
+        if not re.match(r"^[a-z0-9-]+(?:\[[a-z0-9,-]+\])?==\S+", entry)
+        or not re.search(r"--hash=sha256:[0-9a-f]{64}", entry)
+    ]
+    assert loose == []
+
+
+def test_both_locks_exist() -> None:
+    assert [lock.name for lock in LOCKS] == ["bootstrap.txt", "dev.txt"]
