@@ -84,3 +84,28 @@ def test_every_locked_dependency_is_exact_and_hashed(lock: Path) -> None:
 
 def test_both_locks_exist() -> None:
     assert [lock.name for lock in LOCKS] == ["bootstrap.txt", "dev.txt"]
+
+
+def broken_links(document: Path) -> list[str]:
+    """Relative links of a Markdown document that lead to no file or folder."""
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8"))
+    return [
+        target
+        for target in targets
+        if "://" not in target and not (document.parent / target).exists()
+    ]
+
+
+def test_documents_link_to_what_exists() -> None:
+    found = {
+        str(path.relative_to(REPOSITORY)): broken_links(path)
+        for path in tracked_files()
+        if path.suffix == ".md"
+    }
+    assert {name: links for name, links in found.items() if links} == {}
+
+
+def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
+    document = tmp_path / "page.md"
+    document.write_text("[self](page.md#top) [gone](gone.md) [web](https://example.org)\n")
+    assert broken_links(document) == ["gone.md"]
