@@ -1,1 +1,126 @@
-"""States of what crosses a process border. Standard library only: pure cores import this."""
+"""States of tasks, attempts and nodes, and the moves an attempt may make.
+
+Standard library only, so that the pure cores may import it.
+
+Three axes never share a figure (STATE-03): *execution* is the attempt's state below; acceptance and
+payment are state machines of their own. ``DELIVERED`` therefore says that an authorized output was
+durably recorded, not that anybody accepted or paid for it.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+
+class EntityType(StrEnum):
+    """What a stream of events is about. A stream is ``(entity_type, entity_id)``."""
+
+    TASK = "task"
+    ATTEMPT = "attempt"
+    NODE = "node"
+
+
+class TaskState(StrEnum):
+    """State of the request itself. Whether an open task waits or runs is told by its attempt."""
+
+    OPEN = "open"  # waiting for a node, or under an attempt that has not ended
+    HELD = "held"  # needs a person: the reason says why -> open, cancelled
+    DELIVERED = "delivered"  # terminal: an attempt delivered under valid authority
+    FAILED = "failed"  # terminal: no retry left, or the handler said so
+    CANCELLED = "cancelled"  # terminal: cancellation confirmed
+    EXPIRED = "expired"  # terminal: the deadline passed
+
+
+class AttemptState(StrEnum):
+    """State of one execution opportunity (STATE-04)."""
+
+    SUBMITTED = "submitted"  # recorded; the executor has not answered yet
+    ACCEPTED = "accepted"  # the executor accepted valid work and authority ("taken by node")
+    RUNNING = "running"  # work has started under the lease
+    DELIVERED = "delivered"  # terminal: an authorized output was durably recorded
+    REJECTED = "rejected"  # terminal: the executor did not accept; another node may
+    FAILED = "failed"  # terminal: ended with a recorded reason
+    CANCELLED = "cancelled"  # terminal: cancellation confirmed for the attempt
+    EXPIRED = "expired"  # terminal: the authority or the deadline ran out
+
+
+class NodeState(StrEnum):
+    """State of one incarnation of a node (one start of one executor process)."""
+
+    ACTIVE = "active"  # may be given work
+    DRAINING = "draining"  # finishes what it has, gets nothing new
+    GONE = "gone"  # terminal: ended, or replaced by a newer incarnation
+
+
+class Effects(StrEnum):
+    """What a handler declares about its effects on other systems (STATE-05)."""
+
+    NONE = "none"  # reads only: losing it costs time
+    GUARDED = "guarded"  # every effect goes through a receiver that checks the fencing token
+    IDEMPOTENT = "idempotent"  # doing it again changes nothing more (the default)
+    UNGUARDED = "unguarded"  # nobody can tell: a lost attempt holds the task
+
+
+class Phase(StrEnum):
+    """What people are shown for a task: its state, and for an open one its attempt's."""
+
+    WAITING = "waiting"  # open, no attempt: see not_before, or no node can take it
+    ASSIGNED = "assigned"  # an attempt was recorded, the node has not answered
+    TAKEN = "taken"  # taken by node
+    RUNNING = "running"
+    HELD = "held"
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+ATTEMPT_MOVES: Final[Mapping[AttemptState, frozenset[AttemptState]]] = {
+    AttemptState.SUBMITTED: frozenset(
+        {AttemptState.ACCEPTED, AttemptState.REJECTED, AttemptState.CANCELLED}
+    ),
+    AttemptState.ACCEPTED: frozenset(
+        {
+            AttemptState.RUNNING,
+            AttemptState.FAILED,
+            AttemptState.CANCELLED,
+            AttemptState.EXPIRED,
+        }
+    ),
+    AttemptState.RUNNING: frozenset(
+        {
+            AttemptState.DELIVERED,
+            AttemptState.FAILED,
+            AttemptState.CANCELLED,
+            AttemptState.EXPIRED,
+        }
+    ),
+    AttemptState.DELIVERED: frozenset(),
+    AttemptState.REJECTED: frozenset(),
+    AttemptState.FAILED: frozenset(),
+    AttemptState.CANCELLED: frozenset(),
+    AttemptState.EXPIRED: frozenset(),
+}
+"""Every permitted move of an attempt and no other (STATE-04)."""
+
+TERMINAL_ATTEMPT_STATES: Final = frozenset(
+    state for state, following in ATTEMPT_MOVES.items() if not following
+)
+TERMINAL_TASK_STATES: Final = frozenset(
+    {TaskState.DELIVERED, TaskState.FAILED, TaskState.CANCELLED, TaskState.EXPIRED}
+)
+
+
+def phase_of(task: TaskState, attempt: AttemptState | None) -> Phase:
+    """The one word shown for a task. ``attempt`` is the state of its current attempt, if any."""
+    if task is not TaskState.OPEN:
+        return Phase(task.value)
+    match attempt:
+        case AttemptState.SUBMITTED:
+            return Phase.ASSIGNED
+        case AttemptState.ACCEPTED:
+            return Phase.TAKEN
+        case AttemptState.RUNNING:
+            return Phase.RUNNING
+        case _:
+            return Phase.WAITING

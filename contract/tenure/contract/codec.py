@@ -1,0 +1,131 @@
+"""Bytes <-> event, and the check that JSON can be stored.
+
+An event is encoded once, when it is decided; its ``time`` is the authority's clock read after the
+locks, so the commit puts it in front of the encoded rest: ``{"time":"…",`` + rest. From then on
+the bytes never change: published, published again and replayed, they are the same.
+"""
+
+import json
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from pydantic import ValidationError
+from pydantic_core import from_json, to_json
+
+from tenure.contract.codes import Code
+from tenure.contract.errors import InvalidPayload, UndecodableEvent
+from tenure.contract.events import SCHEMA_VERSION, Event
+
+MAX_DEPTH: Final = 64
+_UNSTAMPED_TIME: Final = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def encode_unstamped(event: Event) -> bytes:
+    """The event without its ``time``, ready for ``stamp``: JSON text from ``{`` on."""
+    return event.model_dump_json(exclude={"time"}, exclude_none=True).encode()
+
+
+def unstamped(**attributes: Any) -> Event:
+    """An event whose ``time`` the commit will set. Attributes as in ``Event``; already validated
+    values are taken as they are."""
+    return Event.model_construct(time=_UNSTAMPED_TIME, **attributes)
+
+
+def stamp(unstamped_body: bytes, recorded_at: datetime) -> bytes:
+    """What the commit does in the database: ``time`` in front, in UTC with microseconds."""
+    text = recorded_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return b'{"time":"' + text.encode() + b'",' + unstamped_body[1:]
+
+
+def decode_event(body: bytes) -> Event:
+    """The event in a message body.
+
+    Raises UndecodableEvent when the body is no event, or one of a newer schema version: the reader
+    must then quarantine or hand back, never guess.
+    """
+    try:
+        event = Event.model_validate_json(body)
+    except ValidationError as error:
+        raise UndecodableEvent(
+            f"no event of schema version {SCHEMA_VERSION}: {error.error_count()} fields are wrong"
+        ) from error
+    if event.schemaversion > SCHEMA_VERSION:
+        raise UndecodableEvent(
+            f"the event has schema version {event.schemaversion}, this reader knows"
+            f" up to {SCHEMA_VERSION}.",
+            next_step="Upgrade this process.",
+        )
+    return event
+
+
+def parse_json(body: bytes) -> Any:
+    """The value in ``body``; strict JSON: no NaN or Infinity.
+
+    Raises InvalidPayload with code ``malformed_json``.
+    """
+    try:
+        return from_json(body, allow_inf_nan=False, allow_partial=False)
+    except ValueError as error:
+        raise InvalidPayload(f"not valid JSON: {error}.", code=Code.MALFORMED_JSON) from error
+
+
+def encode_json(value: Any, *, limit_bytes: int, what: str) -> str:
+    """``value`` as JSON text that can be stored.
+
+    Raises InvalidPayload: ``payload_too_large`` over ``limit_bytes`` UTF-8 bytes,
+    ``invalid_character`` for ``\\u0000`` or a lone surrogate anywhere, ``malformed_json`` for NaN,
+    Infinity, values that are no JSON, or nesting deeper than 64.
+    """
+    _check_strings(value, what, MAX_DEPTH)
+    try:
+        text = to_json(value, inf_nan_mode="constants")
+    except ValueError as error:
+        raise InvalidPayload(f"{what} is no JSON value: {error}.", code=Code.MALFORMED_JSON) from (
+            error
+        )
+    if len(text) > limit_bytes:
+        raise InvalidPayload(
+            f"{what} has {len(text)} bytes, more than the limit of {limit_bytes}.",
+            next_step="Store it elsewhere and pass a reference.",
+            code=Code.PAYLOAD_TOO_LARGE,
+        )
+    return text.decode()
+
+
+def canonical_text(value: Any) -> str:
+    """One text for equal values, for fingerprints only (not RFC 8785)."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def _check_strings(value: Any, what: str, depth: int) -> None:
+    if depth == 0:
+        raise InvalidPayload(
+            f"{what} is nested deeper than {MAX_DEPTH} levels.", code=Code.MALFORMED_JSON
+        )
+    match value:
+        case str():
+            if "\x00" in value:
+                raise InvalidPayload(
+                    f"{what} holds the character \\u0000, which cannot be stored.",
+                    next_step="Remove it, or encode binary data as base64.",
+                    code=Code.INVALID_CHARACTER,
+                )
+            if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+                raise InvalidPayload(
+                    f"{what} holds a lone surrogate, which is no Unicode text.",
+                    code=Code.INVALID_CHARACTER,
+                )
+        case dict():
+            for key, entry in value.items():
+                _check_strings(key, what, depth)
+                _check_strings(entry, what, depth - 1)
+        case list() | tuple():
+            for entry in value:
+                _check_strings(entry, what, depth - 1)
+        case float():
+            if value != value or value in (float("inf"), float("-inf")):
+                raise InvalidPayload(
+                    f"{what} holds NaN or Infinity, which are no JSON.", code=Code.MALFORMED_JSON
+                )
+        case _:
+            pass

@@ -1,0 +1,65 @@
+"""Stable codes: one word for each way the system says no.
+
+A code appears in the problem+json reply, the log line, the metric label and the documentation, and
+never changes its meaning. Standard library only, so that the pure cores may import it.
+"""
+
+from enum import StrEnum
+
+
+class Code(StrEnum):
+    """Every refusal that crosses a process border."""
+
+    # The request itself
+    MALFORMED_JSON = "malformed_json"
+    INVALID_FIELD = "invalid_field"
+    INVALID_CHARACTER = "invalid_character"  # \u0000 cannot be stored
+    PAYLOAD_TOO_LARGE = "payload_too_large"
+    BATCH_TOO_LARGE = "batch_too_large"
+    UNKNOWN_TASK_TYPE = "unknown_task_type"
+    DEADLINE_IN_THE_PAST = "deadline_in_the_past"
+    NOT_FOUND = "not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    IDEMPOTENCY_CONFLICT = "idempotency_conflict"  # the same key or report id, other content
+    # Who asks
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN_ROLE = "forbidden_role"
+    UNSUPPORTED_PROTOCOL = "unsupported_protocol"
+    # Authority
+    NOT_CURRENT = "not_current"  # another attempt is current, or the task has ended
+    STALE_TOKEN = "stale_token"
+    WRONG_NODE = "wrong_node"  # the attempt belongs to another incarnation
+    LEASE_EXPIRED = "lease_expired"
+    WRONG_STATE = "wrong_state"
+    ALREADY_DELIVERED = "already_delivered"  # other content for an attempt that has delivered
+    CANCEL_REQUESTED = "cancel_requested"
+    UNKNOWN_ATTEMPT = "unknown_attempt"
+    UNKNOWN_NODE = "unknown_node"
+    NODE_GONE = "node_gone"
+    AUTHORITY_UNCONFIRMED = "authority_unconfirmed"
+    # The system
+    NOT_MIGRATED = "not_migrated"
+    SCHEMA_TOO_NEW = "schema_too_new"
+    UNAVAILABLE = "unavailable"  # repeat the same request later
+    OVERLOADED = "overloaded"
+    INTERNAL_REFUSED = "internal_refused"
+    INTERNAL_ERROR = "internal_error"
+
+
+class Reason(StrEnum):
+    """Why an attempt or a task ended, is held, or was ended by somebody else."""
+
+    ACCEPTANCE_TIMEOUT = "acceptance_timeout"  # submitted attempt whose lease ran out
+    LEASE_EXPIRED = "lease_expired"
+    REVOKED = "revoked"
+    CANCEL_REQUESTED = "cancel_requested"
+    DEADLINE_PASSED = "deadline_passed"
+    HANDLER_FAILED = "handler_failed"  # the handler raised
+    OUTPUT_INVALID = "output_invalid"  # the handler's output does not fit its declared model
+    INPUT_INVALID = "input_invalid"
+    AUTHORITY_LOST = "authority_lost"  # the executor gave up before its authority ended
+    UNKNOWN_TYPE = "unknown_type"  # the node does not run this type
+    NODE_DRAINING = "node_draining"
+    ATTEMPTS_EXHAUSTED = "attempts_exhausted"
+    LOST_WITH_POSSIBLE_EFFECT = "lost_with_possible_effect"
+    REJECTED_BY_ALL = "rejected_by_all"

@@ -1,0 +1,243 @@
+"""What executors say to the coordinator, and what it answers. HTTP under ``/v1/nodes``.
+
+Durations are seconds and count from *before* the request was sent (LEASE-09): a reply gives no wall
+time to trust, except ``expires_at``, which guards hand to receivers as the authority granted it.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tenure.contract.ids import GENERATION_LIMIT, NODE_PATTERN, TASK_TYPE_PATTERN
+from tenure.contract.states import AttemptState, Effects, NodeState
+
+PROTOCOL_VERSIONS: Final = (1, 1)
+"""Lowest and highest executor protocol version that this release speaks, both included."""
+MAX_REPORTS_PER_REQUEST: Final = 256
+MAX_RENEWALS_PER_REQUEST: Final = 1024
+MAX_REASON_CHARACTERS: Final = 2000
+
+Uuid = Annotated[
+    str,
+    Field(pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"),
+]
+Token = Annotated[int, Field(ge=GENERATION_LIMIT, lt=2**53)]
+
+
+class Frozen(BaseModel):
+    """Base of everything that crosses a border: immutable, and unknown fields are an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Resources(Frozen):
+    """What a task needs or a node offers, besides one slot for each task."""
+
+    cpu_millis: int = Field(default=0, ge=0, le=10**9, description="thousandths of a core")
+    memory_bytes: int = Field(default=0, ge=0, le=2**60)
+
+
+class TaskTypeDeclaration(Frozen):
+    """A task type as an executor declares it; copied into each task at its submission."""
+
+    name: str = Field(pattern=f"^{TASK_TYPE_PATTERN.pattern}$")
+    effects: Effects = Effects.IDEMPOTENT
+    max_attempts: int = Field(
+        default=5, ge=1, le=1000, description="failures until it stays failed"
+    )
+    resources: Resources = Resources()
+    input_schema: dict[str, Any] | None = None
+    output_schema: dict[str, Any] | None = None
+
+
+class Registration(Frozen):
+    """``POST /v1/nodes``: one start of one executor process."""
+
+    node_id: str = Field(pattern=f"^{NODE_PATTERN.pattern}$")
+    incarnation: Uuid
+    protocol_version: int
+    software: str = Field(max_length=200, description="name and version, for people")
+    slots: int = Field(ge=1, le=100_000)
+    resources: Resources | None = Field(default=None, description="null: not limited by resources")
+    task_types: tuple[TaskTypeDeclaration, ...] = Field(min_length=1, max_length=1000)
+
+
+class LeaseTerms(Frozen):
+    """The lease policy an executor works under; the duration in each reply decides."""
+
+    duration_seconds: float
+    renewal_interval_seconds: float
+    clock_tolerance_seconds: float
+    policy_version: int
+
+
+class RegistrationReply(Frozen):
+    """Answer to a registration. Registering again with the same body gives the same answer."""
+
+    node_id: str
+    incarnation: str
+    queue: str = Field(description="declare passively; retry while it does not exist yet")
+    events_exchange: str
+    lease: LeaseTerms
+
+
+class _AboutAttempt(Frozen):
+    report_id: Uuid
+    task_id: Uuid
+    attempt_id: Uuid
+    fencing_token: Token
+
+
+class Accept(_AboutAttempt):
+    """The executor accepts the work and its authority. submitted → accepted."""
+
+    kind: Literal["accept"] = "accept"
+
+
+class Start(_AboutAttempt):
+    """Work begins. accepted → running."""
+
+    kind: Literal["start"] = "start"
+
+
+class Take(_AboutAttempt):
+    """Accept and start in one step, the usual case: two events, one commit."""
+
+    kind: Literal["take"] = "take"
+
+
+class Deliver(_AboutAttempt):
+    """Output. running → delivered. Late or superseded: kept as evidence, never active."""
+
+    kind: Literal["deliver"] = "deliver"
+    output: Any = None
+
+
+class Fail(_AboutAttempt):
+    """The work ended without output. accepted or running → failed."""
+
+    kind: Literal["fail"] = "fail"
+    reason: str = Field(min_length=1, max_length=100, description="stable word, see Reason")
+    message: str = Field(default="", max_length=MAX_REASON_CHARACTERS)
+    retryable: bool = True
+
+
+class Reject(_AboutAttempt):
+    """The executor does not accept: another node may. submitted → rejected. No failure."""
+
+    kind: Literal["reject"] = "reject"
+    reason: str = Field(min_length=1, max_length=100)
+    message: str = Field(default="", max_length=MAX_REASON_CHARACTERS)
+
+
+class Cancelled(_AboutAttempt):
+    """Confirms a cancellation that was requested. accepted or running → cancelled."""
+
+    kind: Literal["cancelled"] = "cancelled"
+
+
+Report = Annotated[
+    Accept | Start | Take | Deliver | Fail | Reject | Cancelled, Field(discriminator="kind")
+]
+
+
+class Reports(Frozen):
+    """``POST /v1/nodes/{node_id}/reports``: all slots of a node share one stream of these."""
+
+    incarnation: Uuid
+    reports: tuple[Report, ...] = Field(min_length=1, max_length=MAX_REPORTS_PER_REQUEST)
+
+
+class ReportReply(Frozen):
+    """Answer to one report; repeating the report gives it again, with what remains by then.
+
+    ``applied``: the state changed (now, or when this report id was first seen).
+    ``recorded``: kept as evidence, not active; ``code`` says why (LATE-02).
+    ``refused``: nothing changed; ``code`` says why. ``retry``: nothing is known to have changed,
+    repeat the same report id.
+    """
+
+    report_id: str
+    outcome: Literal["applied", "recorded", "refused", "retry"]
+    code: str | None = None
+    message: str | None = None
+    attempt_state: AttemptState | None = None
+    remaining_seconds: float | None = Field(
+        default=None, description="authority left, counted from before the request was sent"
+    )
+    expires_at: datetime | None = None
+    cancel_requested: bool = False
+    input: Any = Field(default=None, description="with accept and take")
+    task_type: str | None = None
+    receipt_id: str | None = None
+    admitted_at: datetime | None = None
+    state_version: int | None = None
+    generation: int | None = None
+
+
+class ReportReplies(Frozen):
+    """Replies in the order of the reports."""
+
+    replies: tuple[ReportReply, ...]
+
+
+class HeldLease(Frozen):
+    """A lease that the node wants renewed."""
+
+    task_id: Uuid
+    attempt_id: Uuid
+    fencing_token: Token
+
+
+class Renewals(Frozen):
+    """``POST /v1/nodes/{node_id}/renewals``. Also the heartbeat: an empty list is one."""
+
+    incarnation: Uuid
+    leases: tuple[HeldLease, ...] = Field(default=(), max_length=MAX_RENEWALS_PER_REQUEST)
+
+
+class RenewalReply(Frozen):
+    """Answer for one lease. ``refused`` is final: the authority is gone (LEASE-06)."""
+
+    attempt_id: str
+    outcome: Literal["renewed", "refused", "retry"]
+    code: str | None = None
+    remaining_seconds: float | None = None
+    expires_at: datetime | None = None
+    cancel_requested: bool = False
+
+
+class RenewalReplies(Frozen):
+    """Replies in the order of the leases, and the node's own state."""
+
+    node_state: NodeState
+    replies: tuple[RenewalReply, ...]
+
+
+class Assignment(Frozen):
+    """An attempt that the coordinator holds as this incarnation's and that has not ended."""
+
+    task_id: str
+    attempt_id: str
+    fencing_token: int
+    task_type: str
+    state: AttemptState
+    event_id: str = Field(description="of the assignment's event, for the inbox")
+    cancel_requested: bool = False
+
+
+class Assignments(Frozen):
+    """``GET /v1/nodes/{node_id}/assignments?incarnation=``: what notifications may have lost."""
+
+    assignments: tuple[Assignment, ...]
+
+
+class DrainRequest(Frozen):
+    """``POST /v1/nodes/{node_id}/drain``: nothing new for this incarnation.
+
+    ``gone``: the process ends now; its remaining leases run out by themselves.
+    """
+
+    incarnation: Uuid
+    gone: bool = False

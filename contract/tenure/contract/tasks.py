@@ -1,0 +1,233 @@
+"""What applications say to the coordinator, and what it answers. HTTP under ``/v1/tasks``."""
+
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AwareDatetime, Field
+
+from tenure.contract.ids import TASK_TYPE_PATTERN
+from tenure.contract.reports import Frozen, Resources
+from tenure.contract.states import AttemptState, Phase, TaskState
+
+MAX_TASKS_PER_REQUEST: Final = 1000
+DEFAULT_PAYLOAD_LIMIT_BYTES: Final = 256 * 1024
+MAX_WAIT_SECONDS: Final = 30.0
+IDEMPOTENCY_KEY_HEADER: Final = "Idempotency-Key"
+REPLAYED_HEADER: Final = "Idempotent-Replayed"
+
+IdempotencyKey = Annotated[str, Field(min_length=1, max_length=255)]
+
+
+class TaskSubmission(Frozen):
+    """``POST /v1/tasks``; the Idempotency-Key comes as a header, in a batch as a field."""
+
+    type: str = Field(pattern=f"^{TASK_TYPE_PATTERN.pattern}$")
+    input: Any = None
+    priority: int = Field(default=0, ge=-100, le=100, description="higher first")
+    not_before: AwareDatetime | None = None
+    deadline: AwareDatetime | None = None
+    resources: Resources | None = Field(default=None, description="null: as the type declares")
+    idempotency_key: IdempotencyKey | None = None
+
+
+class TaskBatch(Frozen):
+    """``POST /v1/tasks/batch``: each task is decided by itself."""
+
+    tasks: tuple[TaskSubmission, ...] = Field(min_length=1, max_length=MAX_TASKS_PER_REQUEST)
+
+
+class Problem(Frozen):
+    """RFC 9457 problem details, ``application/problem+json``."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    next_step: str = ""
+    errors: tuple[dict[str, Any], ...] = ()
+
+
+class Submitted(Frozen):
+    """The durable task behind a submission; the same for every repetition of its key."""
+
+    task_id: str
+    created_at: datetime
+    replayed: bool = Field(description="true when the key had been seen: nothing new was created")
+
+
+class BatchEntry(Frozen):
+    """Outcome of one task of a batch: one of the two is set."""
+
+    submitted: Submitted | None = None
+    problem: Problem | None = None
+
+
+class BatchReply(Frozen):
+    """Outcomes in the order of the tasks."""
+
+    results: tuple[BatchEntry, ...]
+
+
+class ReceiptView(Frozen):
+    """A delivery submission as recorded (LATE-02)."""
+
+    receipt_id: str
+    attempt_id: str
+    node_id: str
+    admitted: bool
+    code: str | None = Field(description="why it is not active")
+    admitted_at: datetime
+    state_version: int
+    generation: int
+    fencing_token: int
+    content_digest: str = Field(description="sha256 of the output's stored text, hex")
+
+
+class AttemptView(Frozen):
+    """One attempt with its lease."""
+
+    attempt_id: str
+    ordinal: int
+    state: AttemptState
+    reason: str | None
+    message: str | None
+    node_id: str
+    incarnation: str
+    lease_id: str
+    fencing_token: int
+    submitted_at: datetime
+    accepted_at: datetime | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    expires_at: datetime
+
+
+class TimelineEntry(Frozen):
+    """One event of the task or one of its attempts, in the order of the log."""
+
+    recorded_at: datetime
+    entity_type: str
+    entity_id: str
+    previous_state: str | None
+    next_state: str
+    sequence: int
+    epoch: int
+    reason: str | None
+    actor: str
+    event_id: str
+
+
+class TaskSummary(Frozen):
+    """A task in a list."""
+
+    task_id: str
+    type: str
+    state: TaskState
+    phase: Phase
+    reason: str | None
+    priority: int
+    created_at: datetime
+    not_before: datetime | None
+    deadline: datetime | None
+    attempts: int
+    node_id: str | None
+
+
+class TaskView(TaskSummary):
+    """``GET /v1/tasks/{task_id}``: the whole story."""
+
+    tenant: str
+    message: str | None
+    failures: int
+    max_attempts: int
+    effects: str
+    resources: Resources
+    cancel_requested_at: datetime | None
+    ended_at: datetime | None
+    input: Any
+    output: Any = Field(description="of the delivered attempt; null before")
+    attempt_list: tuple[AttemptView, ...]
+    receipts: tuple[ReceiptView, ...]
+    timeline: tuple[TimelineEntry, ...]
+
+
+class TaskResult(Frozen):
+    """``GET /v1/tasks/{task_id}/result?wait=``: the short form that waiting clients read."""
+
+    task_id: str
+    state: TaskState
+    phase: Phase
+    reason: str | None
+    message: str | None
+    attempt_id: str | None
+    output: Any
+
+
+class TaskList(Frozen):
+    """``GET /v1/tasks``: newest first. ``next`` goes into ``?after=`` for the following page."""
+
+    tasks: tuple[TaskSummary, ...]
+    next: str | None
+
+
+class CancelReply(Frozen):
+    """``requested``: an attempt is under way and must confirm, or its lease must end first."""
+
+    task_id: str
+    outcome: Literal["cancelled", "requested", "already_ended"]
+    state: TaskState
+
+
+class StreamView(Frozen):
+    """``GET /v1/streams/{type}/{id}?after=``: events as published, in order."""
+
+    entity_type: str
+    entity_id: str
+    state: str | None = Field(description="current state of the entity; null when unknown")
+    epoch: int
+    sequence: int
+    events: tuple[Any, ...]
+
+
+class NodeView(Frozen):
+    """One incarnation of a node."""
+
+    node_id: str
+    incarnation: str
+    state: str
+    software: str
+    protocol_version: int
+    slots: int
+    slots_used: int
+    resources: Resources | None
+    resources_used: Resources
+    task_types: tuple[str, ...]
+    registered_at: datetime
+    last_seen_at: datetime
+    seconds_since_seen: float
+
+
+class NodeList(Frozen):
+    """``GET /v1/nodes``."""
+
+    nodes: tuple[NodeView, ...]
+
+
+class ShardStatus(Frozen):
+    """Cursor of one shard."""
+
+    shard: int
+    position: int
+    owner: str | None
+    claimed_until: datetime | None
+    lag_rows: int
+
+
+class OutboxStatus(Frozen):
+    """``GET /v1/outbox``: how far publishing is behind the log."""
+
+    head: int
+    lag_rows: int
+    oldest_unpublished_seconds: float
+    shards: tuple[ShardStatus, ...]

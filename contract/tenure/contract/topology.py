@@ -1,0 +1,62 @@
+"""Names on the broker, and the shard of a stream.
+
+One topic exchange carries events; one quorum queue per node incarnation carries assignments and
+cancellations through the default exchange. The coordinator declares; executors declare passively.
+``prefix`` is the installation's name prefix, for a broker user limited to its own names.
+"""
+
+from typing import Any, Final
+from zlib import crc32
+
+from tenure.contract.ids import IncarnationId, TenantId
+from tenure.contract.states import EntityType
+
+DEFAULT_PREFIX: Final = "tenure"
+SHARD_COUNT: Final = 64
+"""For ever: a cursor is a position per shard."""
+
+DELIVERY_LIMIT: Final = 20
+NODE_QUEUE_EXPIRES_SECONDS: Final = 24 * 3600
+"""Safety net for queues of nodes that nobody retired; deletion is the coordinator's business."""
+
+
+def shard_of(order_key: str) -> int:
+    """Shard of a stream. ``order_key`` is the task id where there is one, else the entity id."""
+    return crc32(order_key.encode()) % SHARD_COUNT
+
+
+def events_exchange(prefix: str = DEFAULT_PREFIX) -> str:
+    """Topic exchange of all events; durable."""
+    return f"{prefix}.events"
+
+
+def dead_letter_queue(prefix: str = DEFAULT_PREFIX) -> str:
+    """Where messages go that a node's queue delivered too often; consumed and recorded."""
+    return f"{prefix}.dead"
+
+
+def node_queue(tenant: TenantId, incarnation: IncarnationId, prefix: str = DEFAULT_PREFIX) -> str:
+    """Queue of one incarnation of a node."""
+    return f"{prefix}.node.{tenant}.{incarnation}"
+
+
+def event_routing_key(tenant: TenantId, entity_type: EntityType, state: str) -> str:
+    """``<tenant>.<entity>.<state>`` on the events exchange."""
+    return f"{tenant}.{entity_type.value}.{state}"
+
+
+def node_queue_arguments(prefix: str = DEFAULT_PREFIX) -> dict[str, Any]:
+    """Arguments of a node's queue; the same on every broker version, since a queue that is declared
+    again with other arguments is an error."""
+    return {
+        "x-queue-type": "quorum",
+        "x-delivery-limit": DELIVERY_LIMIT,
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": dead_letter_queue(prefix),
+        "x-expires": NODE_QUEUE_EXPIRES_SECONDS * 1000,
+    }
+
+
+def dead_letter_queue_arguments() -> dict[str, Any]:
+    """Arguments of the dead-letter queue."""
+    return {"x-queue-type": "quorum"}
