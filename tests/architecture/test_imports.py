@@ -19,7 +19,7 @@ PURE_IMPORTS = frozenset(
 )  # fmt: skip
 """Modules of the standard library that give the same answer for the same arguments."""
 
-PURE_CONTRACT = ("tenure.contract.states", "tenure.contract.ids")
+PURE_CONTRACT = ("tenure.contract.states", "tenure.contract.ids", "tenure.contract.codes")
 
 
 def lint_imports(checkout: Path) -> subprocess.CompletedProcess[str]:

@@ -5,8 +5,8 @@ microseconds, ids strings, JSON text. Nothing here reads a clock, mints an id or
 
 A decision returns ``Refused`` or ``Accepted``. The guards of an accepted item are the versions of
 every row the decision read, plus every time bound it relied on: the commit checks them again under
-the row locks, with the clock read after the last lock (LEASE-05), and what no longer holds is loaded
-and decided anew.
+the row locks, with the clock read after the last lock (LEASE-05), and what no longer holds is
+loaded and decided anew.
 """
 
 from dataclasses import dataclass, field
@@ -217,7 +217,7 @@ class Take(AttemptCommand):
 
 @dataclass(frozen=True, slots=True)
 class Deliver(AttemptCommand):
-    """Output. ``content_digest`` is the sha256 of ``output_text``; the receipt id is the report's."""
+    """Output. ``content_digest``: sha256 of ``output_text``. The receipt id is the report id."""
 
     output_text: str
     content_digest: bytes
@@ -322,7 +322,7 @@ AnyCommand: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class LeasePolicy:
-    """Versioned terms of leases and retries; each lease records the version it was granted under."""
+    """Versioned terms of leases and retries; a lease records the version it was granted under."""
 
     version: int = 1
     lease_microseconds: int = 30_000_000
@@ -573,7 +573,8 @@ class Outcome:
     """What a lane answers for one command.
 
     ``at`` is when it was decided first, ``now`` the authority's clock when this answer was read:
-    ``reply.expires_at - now`` is the authority that remains. ``refused`` is set instead of ``reply``.
+    ``reply.expires_at - now`` is the authority that remains. ``refused`` is set instead of
+    ``reply``.
     """
 
     now: int
