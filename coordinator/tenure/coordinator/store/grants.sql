@@ -1,0 +1,21 @@
+-- What the services may do, whole: applied again after every `up`, so that what is not here is
+-- revoked. :"coordinator" and :"relay" are the names of the two roles (psql -v coordinator=… works).
+-- Services write through the owner's functions only; nobody but the owner appends to the log.
+revoke all on schema tenure from public, :"coordinator", :"relay";
+revoke all on all tables in schema tenure from public, :"coordinator", :"relay";
+revoke all on all sequences in schema tenure from public, :"coordinator", :"relay";
+revoke all on all functions in schema tenure from public, :"coordinator", :"relay";
+
+grant usage on schema tenure to :"coordinator", :"relay";
+
+grant select on
+    tenure.schema_migrations, tenure.authority, tenure.commands, tenure.task_types, tenure.tasks,
+    tenure.task_inputs, tenure.attempts, tenure.reservations, tenure.nodes, tenure.incarnations,
+    tenure.receipts, tenure.renewals, tenure.intake, tenure.log, tenure.log_default,
+    tenure.relay_shards
+to :"coordinator";
+grant select on
+    tenure.schema_migrations, tenure.authority, tenure.log, tenure.relay_shards
+to :"relay";
+
+grant execute on function tenure.ensure_log_partitions(integer) to :"coordinator";

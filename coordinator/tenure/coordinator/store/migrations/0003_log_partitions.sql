@@ -1,0 +1,53 @@
+-- The log grows by partitions of ten million positions; whoever appends takes the append lock first.
+
+-- Fires before the statement reads its first row, so before any position is taken: a position taken
+-- later belongs to a transaction that commits later, and nothing appears behind a cursor.
+create function take_append_lock() returns trigger
+language plpgsql security definer set search_path = tenure, pg_temp as $$
+begin
+    lock table append_lock in share row exclusive mode;
+    return null;
+end
+$$;
+
+create trigger append_lock_first before insert on log
+    for each statement execute function take_append_lock();
+
+-- Catches what no partition was made for in time. Must stay empty: a row here is an alarm.
+create table log_default partition of log default;
+create trigger append_lock_first before insert on log_default
+    for each statement execute function take_append_lock();
+
+-- Makes the partition of the last position, and ``ahead`` more, where they do not exist yet; says how
+-- many it made. Partition n holds positions (n - 1) * 10,000,000 up to, not including, n * 10,000,000.
+-- Built apart and then attached, since that lets appends and reads of the log go on meanwhile.
+-- Statement triggers are not inherited, so each partition gets its own.
+create function ensure_log_partitions(ahead integer default 2) returns integer
+language plpgsql security definer set search_path = tenure, pg_temp as $$
+declare
+    size constant bigint := 10000000;
+    current_number bigint;
+    partition_name text;
+    made integer := 0;
+begin
+    if ahead < 0 then
+        raise exception 'ahead is %, not at least 0', ahead using errcode = '22023';
+    end if;
+    -- One at a time; of two replicas the second then finds the work done.
+    perform pg_advisory_xact_lock(hashtextextended('tenure.ensure_log_partitions', 0));
+    select last_value / size + 1 into current_number from log_position;
+    for number in current_number .. current_number + ahead loop
+        partition_name := 'log_p' || lpad(number::text, greatest(6, length(number::text)), '0');
+        continue when to_regclass('tenure.' || partition_name) is not null;
+        execute format('create table %I (like log including all)', partition_name);
+        execute format('create trigger append_lock_first before insert on %I'
+            ' for each statement execute function take_append_lock()', partition_name);
+        execute format('alter table log attach partition %I for values from (%s) to (%s)',
+            partition_name, (number - 1) * size, number * size);
+        made := made + 1;
+    end loop;
+    return made;
+end
+$$;
+
+select ensure_log_partitions();
