@@ -1,0 +1,104 @@
+"""Fixtures of all tests: servers, databases and broker namespaces (see tests/support/services.py).
+
+Servers start when the first test asks for them, so unit tests stay quick.
+"""
+
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tenure.cli.local.postgres import PrivatePostgres
+from tenure.cli.local.rabbitmq import PrivateRabbitmq
+from tests.support import services
+from tests.support.isolation import BrokerSpace, DatabaseServer, FreshDatabase, fresh_space
+
+CHOSEN = pytest.StashKey[tuple[services.Backend, str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[CHOSEN] = services.choose_backend()
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    backend, reason = config.stash[CHOSEN]
+    return f"services: {backend} ({reason})"
+
+
+@pytest.fixture(scope="session")
+def backend(pytestconfig: pytest.Config) -> services.Backend:
+    """Where PostgreSQL and RabbitMQ come from in this run."""
+    return pytestconfig.stash[CHOSEN][0]
+
+
+@pytest.fixture(scope="session")
+def server_directory() -> Iterator[Path]:
+    """A short folder for the state of private servers, removed at the end of the run."""
+    with services.session_directory() as path:
+        yield path
+
+
+@pytest.fixture(scope="session")
+async def database_server(
+    backend: services.Backend, server_directory: Path
+) -> AsyncIterator[DatabaseServer]:
+    """This run's PostgreSQL. Do not stop it: take ``private_postgres`` for that."""
+    async with services.database_server(backend, server_directory) as url:
+        server = DatabaseServer(url)
+        await server.prepare()
+        yield server
+
+
+@pytest.fixture(scope="session")
+async def database_template(database_server: DatabaseServer) -> AsyncIterator[str]:
+    """The name of a migrated database that nobody connects to: copying it takes milliseconds."""
+    template = await database_server.create_migrated(f"test_template_{secrets.token_hex(4)}")
+    yield template.name
+    await database_server.drop(template.name)
+
+
+@pytest.fixture(scope="session")
+async def broker_server(
+    backend: services.Backend, server_directory: Path
+) -> AsyncIterator[services.BrokerServer]:
+    """This run's RabbitMQ. Do not stop it: take ``private_rabbitmq`` for that."""
+    async with services.broker_server(backend, server_directory) as server:
+        yield server
+
+
+@pytest.fixture
+async def database(
+    database_server: DatabaseServer, database_template: str
+) -> AsyncIterator[FreshDatabase]:
+    """A migrated database that no other test sees."""
+    async with database_server.fresh(template=database_template) as database:
+        yield database
+
+
+@pytest.fixture
+async def empty_database(database_server: DatabaseServer) -> AsyncIterator[FreshDatabase]:
+    """A database with nothing in it, not even the schema."""
+    async with database_server.fresh() as database:
+        yield database
+
+
+@pytest.fixture
+async def broker(broker_server: services.BrokerServer) -> AsyncIterator[BrokerSpace]:
+    """A namespace on the broker that no other test sees."""
+    async with fresh_space(broker_server) as space:
+        yield space
+
+
+@pytest.fixture
+async def private_postgres(server_directory: Path) -> AsyncIterator[PrivatePostgres]:
+    """A started PostgreSQL of the test's own, to be killed, stopped and restarted at will."""
+    async with services.local_postgres(server_directory) as server:
+        yield server
+
+
+@pytest.fixture
+async def private_rabbitmq(server_directory: Path) -> AsyncIterator[PrivateRabbitmq]:
+    """A started RabbitMQ of the test's own, to be killed, stopped and restarted at will."""
+    async with services.local_rabbitmq(server_directory) as server:
+        yield server

@@ -1,0 +1,155 @@
+"""A database and a broker namespace that no other test sees."""
+
+import hashlib
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from urllib.parse import quote, urlsplit
+
+import asyncpg
+import httpx2
+
+from tenure.coordinator.store import migrate
+from tenure.coordinator.store.roles import Roles, roles_sql
+from tests.support.services import BrokerServer
+
+
+@dataclass(frozen=True)
+class FreshDatabase:
+    """A database of the test's own, and the logins to it.
+
+    ``owner_url`` owns the schema and may create roles, but is no superuser; ``coordinator_url`` and
+    ``relay_url`` are the roles of the services (they exist in migrated databases); ``admin_url`` is
+    the login that made the database, as a rule a superuser.
+    """
+
+    name: str
+    owner_url: str
+    coordinator_url: str
+    relay_url: str
+    admin_url: str
+
+
+@dataclass(frozen=True)
+class BrokerSpace:
+    """Where a test declares its exchanges and queues.
+
+    ``url`` leads to a vhost of its own where the backend can make one. ``name_prefix`` is the
+    test's own everywhere, and the names a test declares have to begin with it.
+    """
+
+    url: str
+    name_prefix: str
+
+
+_OWNER = "tenure_test_owner"
+_LOCK = 7_365_001
+
+
+def with_path(url: str, path: str) -> str:
+    """The URL with another database or vhost."""
+    return urlsplit(url)._replace(path="/" + quote(path, safe="")).geturl()
+
+
+def with_login(url: str, user: str, password: str) -> str:
+    """The URL with another user."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()
+
+
+class DatabaseServer:
+    """Makes databases on the server that ``url`` logs in to."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        # The same for every process that shares the server: roles belong to all of it.
+        self._password = hashlib.sha256(url.encode()).hexdigest()[:24]
+
+    async def prepare(self) -> None:
+        """Make the owner of test databases, who is what `tenure migrate` asks for and no more."""
+        await self._execute_locked(
+            f"""
+            do $$ begin
+                create role {_OWNER};
+            exception when duplicate_object or unique_violation then null;
+            end $$;
+            alter role {_OWNER} login nosuperuser createrole password '{self._password}'
+            """
+        )
+
+    async def create_migrated(self, name: str) -> FreshDatabase:
+        """Create a database with the newest schema and the services' roles."""
+        roles = Roles()
+        services = f"{roles.coordinator}, {roles.relay}"
+        await self._execute_locked(
+            roles_sql(roles)
+            + "".join(f"alter role {one} password '{self._password}';" for one in roles.names())
+            + f"grant {services} to {_OWNER} with admin option"
+        )
+        database = await self.create(name)
+        await migrate.up(database.owner_url)
+        return database
+
+    async def create(self, name: str, *, template: str = "template0") -> FreshDatabase:
+        """Create a database as a copy of ``template``; nobody may be connected to that."""
+        await self._execute(f'create database "{name}" template "{template}" owner {_OWNER}')
+        url = with_path(self.url, name)
+        roles = Roles()
+        return FreshDatabase(
+            name=name,
+            owner_url=with_login(url, _OWNER, self._password),
+            coordinator_url=with_login(url, roles.coordinator, self._password),
+            relay_url=with_login(url, roles.relay, self._password),
+            admin_url=url,
+        )
+
+    async def drop(self, name: str) -> None:
+        """Drop a database, whoever is connected to it."""
+        await self._execute(f'drop database if exists "{name}" with (force)')
+
+    @asynccontextmanager
+    async def fresh(self, *, template: str = "template0") -> AsyncIterator[FreshDatabase]:
+        """A database for the length of a block."""
+        database = await self.create(f"test_{secrets.token_hex(6)}", template=template)
+        try:
+            yield database
+        finally:
+            await self.drop(database.name)
+
+    async def _execute_locked(self, statement: str) -> None:
+        """As one transaction, and one process at a time: roles cannot be altered at once."""
+        await self._execute(f"select pg_advisory_xact_lock({_LOCK}); {statement}")
+
+    async def _execute(self, statement: str) -> None:
+        connection = await asyncpg.connect(self.url)
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+
+@asynccontextmanager
+async def fresh_space(server: BrokerServer) -> AsyncIterator[BrokerSpace]:
+    """A namespace on the broker for the length of a block.
+
+    Without a management plugin the vhost is shared, and what was declared in it stays.
+    """
+    prefix = f"test-{secrets.token_hex(6)}"
+    if server.management is None:
+        yield BrokerSpace(url=server.url, name_prefix=prefix)
+        return
+    parts = urlsplit(server.management)
+    user, password = parts.username or "", parts.password or ""
+    address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    async with httpx2.AsyncClient(base_url=address, auth=(user, password), timeout=30) as client:
+        (await client.put(f"/api/vhosts/{prefix}", json={})).raise_for_status()
+        try:
+            # The broker gives a vhost's rights to the user who makes it only in some releases.
+            rights = {"configure": ".*", "write": ".*", "read": ".*"}
+            answer = await client.put(f"/api/permissions/{prefix}/{user}", json=rights)
+            answer.raise_for_status()
+            yield BrokerSpace(url=with_path(server.url, prefix), name_prefix=prefix)
+        finally:
+            (await client.delete(f"/api/vhosts/{prefix}")).raise_for_status()
