@@ -1,1 +1,17 @@
-"""The worker SDK and runtime: does the work, each task under a lease and its fencing token."""
+"""For programs that do the work: declare handlers, run them under leases and fencing tokens."""
+
+from tenure.contract.reports import Resources
+from tenure.contract.tasktype import TaskType
+from tenure.executor.app import Executor
+from tenure.executor.context import Context
+from tenure.executor.errors import AuthorityOver, PermanentFailure, StaleToken
+
+__all__ = [
+    "AuthorityOver",
+    "Context",
+    "Executor",
+    "PermanentFailure",
+    "Resources",
+    "StaleToken",
+    "TaskType",
+]

@@ -1,0 +1,115 @@
+"""The program of an executor: task types, their handlers, and the resources they share."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeAlias, TypeVar, overload
+
+from pydantic import BaseModel
+
+from tenure.contract.reports import Resources
+from tenure.contract.states import Effects
+from tenure.contract.tasktype import TaskType
+from tenure.executor.declare import (
+    AsyncHandler,
+    EffectsName,
+    Guards,
+    HandlerDeclaration,
+    SyncHandler,
+    TaskDecorator,
+    declare,
+)
+from tenure.executor.errors import DeclarationError
+
+InputT = TypeVar("InputT", bound=BaseModel)
+OutputT = TypeVar("OutputT", bound=BaseModel)
+Lifespan: TypeAlias = Callable[[], AbstractAsyncContextManager[Any]]
+LifespanT = TypeVar("LifespanT", bound=Lifespan)
+
+DEFAULT_MAX_ATTEMPTS = 5
+
+
+class Executor:
+    """``app = Executor("hasher", version="1.0")``, run by ``tenure executor module:app``.
+
+    ``name`` and ``version`` say which program a node runs; the node's own name is a setting.
+    """
+
+    def __init__(self, name: str, *, version: str) -> None:
+        if not name or not version:
+            raise DeclarationError("an executor needs a name and a version.")
+        self.name = name
+        self.version = version
+        self._handlers: dict[str, HandlerDeclaration] = {}
+        self._lifespan: Lifespan | None = None
+
+    @property
+    def handlers(self) -> Mapping[str, HandlerDeclaration]:
+        """By name of the task type."""
+        return self._handlers
+
+    def task(
+        self,
+        task_type: TaskType[InputT, OutputT],
+        *,
+        effects: Effects | EffectsName = Effects.IDEMPOTENT,
+        max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+        resources: Resources | None = None,
+        guards: Guards | None = None,
+    ) -> TaskDecorator[InputT, OutputT]:
+        """Declare the handler of a task type: ``async def handler(input, context) -> output``.
+
+        ``effects`` says what a lost attempt may have left behind (STATE-05): ``none``, ``guarded``
+        (every effect goes through ``guards``), ``idempotent`` or ``unguarded``. ``max_attempts`` is
+        the number of failures until the task stays failed; ``resources`` what one task takes
+        besides its slot. ``guards`` gives the receivers whose fences are raised before the handler
+        has control.
+
+        A plain function runs in a thread. A thread cannot be ended from outside: at the end of
+        authority it is left alone behind its guards, and its slot stays taken until it returns.
+
+        Raises DeclarationError when the handler does not fit.
+        """
+
+        def add(handler: Callable[..., Any]) -> None:
+            if task_type.name in self._handlers:
+                raise DeclarationError(f"task type {task_type.name!r} has two handlers.")
+            self._handlers[task_type.name] = declare(
+                task_type,
+                handler,
+                effects=effects,
+                max_attempts=max_attempts,
+                resources=resources,
+                guards=guards,
+            )
+
+        @overload
+        def decorate(
+            handler: AsyncHandler[InputT, OutputT], /
+        ) -> AsyncHandler[InputT, OutputT]: ...
+        @overload
+        def decorate(handler: SyncHandler[InputT, OutputT], /) -> SyncHandler[InputT, OutputT]: ...
+        def decorate(handler: Callable[..., Any], /) -> Callable[..., Any]:
+            add(handler)
+            return handler
+
+        return decorate
+
+    def lifespan(self, function: LifespanT) -> LifespanT:
+        """Declare what opens and closes the resources that handlers share.
+
+        ``function`` is an ``@asynccontextmanager`` that yields any object; handlers find it as
+        ``context.resources``. It is entered before the node registers.
+        """
+        if self._lifespan is not None:
+            raise DeclarationError("an executor has one lifespan, this is a second.")
+        self._lifespan = function
+        return function
+
+    def open_resources(self) -> AbstractAsyncContextManager[Any]:
+        """The lifespan, entered by the runtime; yields None where none was declared."""
+        return _no_resources() if self._lifespan is None else self._lifespan()
+
+
+@asynccontextmanager
+async def _no_resources() -> AsyncIterator[None]:
+    yield None

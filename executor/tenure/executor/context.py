@@ -1,0 +1,94 @@
+"""What a handler knows about the attempt it runs in."""
+
+import threading
+from datetime import datetime
+from typing import Generic, TypeVar
+
+from tenure.contract.ids import AttemptId, FencingToken, TaskId
+from tenure.executor.errors import AuthorityOver
+from tenure.executor.lease import Lease
+
+ResourcesT = TypeVar("ResourcesT")
+
+
+class Context(Generic[ResourcesT]):
+    """Identity, authority and resources of one attempt; passed to its handler.
+
+    ``resources`` is what the executor's lifespan yielded (None without one). ``ordinal`` is the
+    attempt's number within the task, from 1, where the coordinator said it.
+    """
+
+    def __init__(
+        self,
+        *,
+        lease: Lease,
+        task_type: str,
+        resources: ResourcesT,
+        ordinal: int | None = None,
+    ) -> None:
+        self._lease = lease
+        self._cancelled = threading.Event()
+        self.task_type = task_type
+        self.ordinal = ordinal
+        self.resources = resources
+
+    @property
+    def task_id(self) -> TaskId:
+        """The logical request; the same in every attempt."""
+        return self._lease.task_id
+
+    @property
+    def attempt_id(self) -> AttemptId:
+        """This execution opportunity."""
+        return self._lease.attempt_id
+
+    @property
+    def fencing_token(self) -> FencingToken:
+        """The number that receivers compare: higher for every later attempt of the task."""
+        return self._lease.fencing_token
+
+    @property
+    def idempotency_key(self) -> str:
+        """For receivers that deduplicate by a key: the task id, the same in every attempt."""
+        return self._lease.task_id
+
+    @property
+    def expires_at(self) -> datetime:
+        """End of the lease on the authority's clock, as granted last. For receivers that check it;
+        this process judges by ``remaining_authority_seconds``."""
+        return self._lease.expires_at
+
+    @property
+    def clock_tolerance_seconds(self) -> float:
+        """How far clocks may differ, by the policy that the lease was granted under."""
+        return self._lease.tolerance_seconds
+
+    def remaining_authority_seconds(self) -> float:
+        """Seconds until nothing new may begin; grows with renewals, 0 when authority is over."""
+        return self._lease.remaining_seconds()
+
+    def check_authority(self) -> None:
+        """Call it before an external side effect that no guard checks (LEASE-09).
+
+        Raises AuthorityOver.
+        """
+        if not self._lease.may_act():
+            why = self._lease.ended
+            raise AuthorityOver(
+                f"attempt {self.attempt_id} of task {self.task_id} may act no longer"
+                f" ({'its time is up' if why is None else why})."
+            )
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the handler was asked to end: cancellation, end of authority, or the end of a
+        drain. Handlers on the event loop also get CancelledError; those in threads must look."""
+        return self._cancelled.is_set()
+
+    def wait_cancelled(self, timeout_seconds: float) -> bool:
+        """For handlers in threads: wait until asked to end, at most ``timeout_seconds``."""
+        return self._cancelled.wait(timeout_seconds)
+
+    def ask_to_end(self) -> None:
+        """Called by the runtime; handlers see ``cancelled``."""
+        self._cancelled.set()

@@ -1,0 +1,141 @@
+"""Declarations of handlers, checked when their module is imported."""
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_type_hints, overload
+
+from pydantic import BaseModel
+
+from tenure.contract.reports import Resources, TaskTypeDeclaration
+from tenure.contract.states import Effects
+from tenure.contract.tasktype import TaskType
+from tenure.executor.context import Context
+from tenure.executor.errors import DeclarationError
+from tenure.executor.guards import Guard
+
+InputT = TypeVar("InputT", bound=BaseModel)
+OutputT = TypeVar("OutputT", bound=BaseModel)
+
+AsyncHandler: TypeAlias = Callable[[InputT, Context[Any]], Awaitable[OutputT]]
+SyncHandler: TypeAlias = Callable[[InputT, Context[Any]], OutputT]
+EffectsName: TypeAlias = Literal["none", "guarded", "idempotent", "unguarded"]
+Guards: TypeAlias = Callable[[Any], Sequence[Guard]]
+"""From the lifespan's resources to the receivers whose fences are raised before the handler."""
+
+
+class TaskDecorator(Protocol, Generic[InputT, OutputT]):
+    """What ``@app.task(...)`` is: gives the handler back as it was."""
+
+    @overload
+    def __call__(
+        self, handler: AsyncHandler[InputT, OutputT], /
+    ) -> AsyncHandler[InputT, OutputT]: ...
+    @overload
+    def __call__(
+        self, handler: SyncHandler[InputT, OutputT], /
+    ) -> SyncHandler[InputT, OutputT]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerDeclaration:
+    """One task type that this executor runs."""
+
+    task_type: TaskType[Any, Any]
+    handler: Callable[[Any, Context[Any]], Any]
+    is_async: bool
+    effects: Effects
+    max_attempts: int
+    resources: Resources
+    guards: Guards | None
+
+    def to_wire(self) -> TaskTypeDeclaration:
+        """As sent with the registration."""
+        return TaskTypeDeclaration(
+            name=self.task_type.name,
+            effects=self.effects,
+            max_attempts=self.max_attempts,
+            resources=self.resources,
+            input_schema=self.task_type.input.model_json_schema(),
+            output_schema=self.task_type.output.model_json_schema(),
+        )
+
+
+def declare(
+    task_type: TaskType[Any, Any],
+    handler: Callable[[Any, Context[Any]], Any],
+    *,
+    effects: Effects | EffectsName,
+    max_attempts: int,
+    resources: Resources | None,
+    guards: Guards | None,
+) -> HandlerDeclaration:
+    """A checked declaration. Raises DeclarationError that says what to change."""
+    where = f"the handler of task type {task_type.name!r}"
+    try:
+        declared_effects = Effects(effects)
+    except ValueError:
+        known = ", ".join(repr(each.value) for each in Effects)
+        raise DeclarationError(
+            f"effects={effects!r} of {where} is not known: it is one of {known}."
+        ) from None
+    if declared_effects is Effects.GUARDED and guards is None:
+        raise DeclarationError(
+            f"{where} declares effects='guarded' and names no guard.",
+            next_step="Pass guards=lambda resources: [resources.…]: the receivers it writes to.",
+        )
+    if not 1 <= max_attempts <= 1000:
+        raise DeclarationError(f"max_attempts={max_attempts} of {where} is not in 1 … 1000.")
+    _check_signature(task_type, handler, where)
+    return HandlerDeclaration(
+        task_type=task_type,
+        handler=handler,
+        is_async=_is_async(handler),
+        effects=declared_effects,
+        max_attempts=max_attempts,
+        resources=resources or Resources(),
+        guards=guards,
+    )
+
+
+def _is_async(handler: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+        getattr(handler, "__call__", None)  # noqa: B004 - asks what kind of call it is, not whether
+    )
+
+
+def _check_signature(
+    task_type: TaskType[Any, Any], handler: Callable[..., Any], where: str
+) -> None:
+    if not callable(handler):
+        raise DeclarationError(f"{where} is no function.")
+    if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
+        raise DeclarationError(f"{where} yields; it must return one {task_type.output.__name__}.")
+    try:
+        inspect.signature(handler).bind(object(), object())
+    except TypeError:
+        raise DeclarationError(
+            f"{where} does not take two arguments.",
+            next_step=f"Write it as handler(input: {task_type.input.__name__}, context: Context).",
+        ) from None
+    try:
+        hints = get_type_hints(handler)
+    except (NameError, TypeError):
+        return  # names that exist for the type checker only: it has judged them
+    parameters = list(inspect.signature(handler).parameters.values())
+    accepted = hints.get(parameters[0].name)
+    if isinstance(accepted, type) and not issubclass(task_type.input, accepted):
+        raise DeclarationError(
+            f"{where} takes {accepted.__name__}, the task type's input is"
+            f" {task_type.input.__name__}."
+        )
+    returned = hints.get("return")
+    if returned is type(None) or (
+        isinstance(returned, type)
+        and not issubclass(returned, task_type.output)
+        and not issubclass(returned, Awaitable)
+    ):
+        raise DeclarationError(
+            f"{where} returns {'None' if returned is type(None) else returned.__name__},"
+            f" the task type's output is {task_type.output.__name__}."
+        )
