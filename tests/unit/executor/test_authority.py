@@ -98,11 +98,9 @@ def test_a_context_says_when_nothing_new_may_begin() -> None:
 
 def test_a_context_tells_that_it_was_asked_to_end() -> None:
     context = Context(lease=lease(HandClock()), task_type="sha256", resources=None)
-    assert not context.cancelled
-    assert not context.wait_cancelled(0)
+    assert (context.cancelled, context.wait_cancelled(0)) == (False, False)
     context.ask_to_end()
-    assert context.cancelled
-    assert context.wait_cancelled(60)
+    assert (context.cancelled, context.wait_cancelled(60)) == (True, True)
 
 
 def test_without_a_clock_that_counts_suspend_the_one_that_ran_further_counts() -> None:

@@ -63,9 +63,17 @@ def test_a_cancellation_without_attempt_and_other_events_are_not_for_executors()
         assert judge(notice, SITUATION).ack is Ack.NOW
 
 
-@pytest.mark.parametrize("field", ["task_id", "attempt_id", "fencing_token", "task_type"])
-def test_an_assignment_that_lacks_a_field_goes_to_the_dead_letters(field: str) -> None:
-    assert judge(replace(ASSIGNMENT, **{field: None}), SITUATION) == UNDECODABLE
+@pytest.mark.parametrize(
+    "notice",
+    [
+        replace(ASSIGNMENT, task_id=None),
+        replace(ASSIGNMENT, attempt_id=None),
+        replace(ASSIGNMENT, fencing_token=None),
+        replace(ASSIGNMENT, task_type=None),
+    ],
+)
+def test_an_assignment_that_lacks_a_field_goes_to_the_dead_letters(notice: Notice) -> None:
+    assert judge(notice, SITUATION) == UNDECODABLE
     assert UNDECODABLE.ack is Ack.DEAD_LETTER
 
 
