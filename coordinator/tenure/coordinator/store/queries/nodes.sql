@@ -1,0 +1,54 @@
+-- Reads about nodes, for executors, operators and the broker's topology.
+
+-- name: incarnation
+select node_id, state, queue
+from tenure.incarnations where tenant = $1 and incarnation = $2::uuid
+
+-- name: assignments
+-- Attempts of an incarnation that have not ended. $3: at most so many.
+select
+    a.task_id::text as task_id, a.attempt_id::text as attempt_id, a.fencing_token, t.type, a.state,
+    a.dispatch_event_id::text as event_id, t.cancel_requested_at is not null as cancel_requested
+from tenure.attempts a
+join tenure.tasks t on t.task_id = a.task_id
+where a.tenant = $1 and a.incarnation = $2::uuid and a.ended_at is null
+order by a.submitted_at, a.attempt_id
+limit $3
+
+-- name: list_nodes
+-- Those that are alive, and those that ended within the last hour.
+select
+    node_id, incarnation::text as incarnation, state, software, protocol_version, slots, slots_used,
+    cpu_millis, memory_bytes, cpu_used, memory_used, task_types, registered_at, last_seen_at,
+    extract(epoch from clock_timestamp() - last_seen_at)::float8 as seconds_since_seen
+from tenure.incarnations
+where tenant = $1
+    and (state <> 'gone' or ended_at > clock_timestamp() - interval '1 hour')
+order by node_id, registered_at desc
+limit $2
+
+-- name: queues
+-- Queues that must exist, and queues to delete. A queue is needed as long as a message for it may
+-- come or wait in the log: the relay could not get past a message whose required queue is gone. So a
+-- node that is gone keeps its queue until its last attempt has ended and everything that was recorded
+-- by then (ten minutes are for attempts that ended after their node) has been published.
+with unpublished as (
+    select min(first.recorded_at) as oldest
+    from tenure.relay_shards s
+    cross join lateral (
+        select l.recorded_at from tenure.log l
+        where l.shard = s.shard and l.position > s.position
+        order by l.position
+        limit 1
+    ) first
+)
+select
+    i.queue,
+    i.state <> 'gone'
+        or i.ended_at > (select oldest from unpublished) - interval '10 minutes'
+        or exists (
+            select from tenure.attempts a
+            where a.incarnation = i.incarnation and a.ended_at is null
+        ) as needed
+from tenure.incarnations i
+where i.state <> 'gone' or i.ended_at > clock_timestamp() - interval '25 hours'

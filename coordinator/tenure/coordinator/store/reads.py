@@ -1,0 +1,316 @@
+"""Every SELECT of the API, as the views of the contract. The statements are in ``queries/``.
+
+All are bound to a tenant. What is not there, and what is another tenant's, is None alike.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from asyncpg import Record
+from pydantic import TypeAdapter
+from pydantic_core import from_json
+
+from tenure.contract.codec import decode_event
+from tenure.contract.ids import IncarnationId, NodeId, TenantId
+from tenure.contract.reports import Assignment, Resources
+from tenure.contract.states import (
+    AttemptState,
+    EntityType,
+    NodeState,
+    Phase,
+    TaskState,
+    phase_of,
+)
+from tenure.contract.tasks import (
+    AttemptView,
+    NodeView,
+    OutboxStatus,
+    ReceiptView,
+    ShardStatus,
+    StreamView,
+    TaskList,
+    TaskResult,
+    TaskSummary,
+    TaskView,
+    TimelineEntry,
+)
+from tenure.coordinator.store import named_queries
+from tenure.coordinator.store.reading import Reader
+
+MAX_NODES: Final = 10_000
+MAX_ASSIGNMENTS: Final = 100_000
+MAX_COUNTED_ROWS: Final = 10_000
+MAX_COUNTED_TASKS: Final = 100_000
+
+_TASKS: Final = named_queries.load("tasks.sql")
+_NODES: Final = named_queries.load("nodes.sql")
+_SYSTEM: Final = named_queries.load("system.sql")
+_ATTEMPTS: Final = TypeAdapter(tuple[AttemptView, ...])
+_RECEIPTS: Final = TypeAdapter(tuple[ReceiptView, ...])
+_NUMBERS: Final = TypeAdapter(dict[str, int])
+
+
+@dataclass(frozen=True, slots=True)
+class ResultAt:
+    """A result and the head of the log that it is valid for."""
+
+    result: TaskResult
+    head: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Tasks that ended or were held. ``position``: all up to there are among them."""
+
+    position: int
+    head: int
+    task_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownIncarnation:
+    """An incarnation as far as the API asks."""
+
+    node_id: NodeId
+    incarnation: IncarnationId
+    state: NodeState
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Gauges of all tenants together. Waiting tasks are counted up to 100,000."""
+
+    waiting_tasks: int
+    oldest_waiting_seconds: float
+    held_tasks: int
+    open_attempts: dict[str, int]
+    nodes: dict[str, int]
+    lag_rows: int
+    oldest_unpublished_seconds: float
+
+
+class Reads:
+    """The reads, over one pool. Every method raises Unavailable when the database stays away."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    async def task(self, tenant: TenantId, task_id: str) -> TaskView | None:
+        """A task with its attempts, receipts and timeline."""
+        row = await self._one(_TASKS["task"], tenant, task_id)
+        if row is None:
+            return None
+        return TaskView(
+            **_summary(row),
+            tenant=row["tenant"],
+            message=row["message"],
+            failures=row["failures"],
+            max_attempts=row["max_attempts"],
+            effects=row["effects"],
+            resources=Resources(cpu_millis=row["cpu_millis"], memory_bytes=row["memory_bytes"]),
+            cancel_requested_at=row["cancel_requested_at"],
+            ended_at=row["ended_at"],
+            input=_json(row["input"]),
+            output=_json(row["output"]),
+            attempt_list=_ATTEMPTS.validate_json(row["attempt_list"]),
+            receipts=_RECEIPTS.validate_json(row["receipts"]),
+            timeline=tuple(_timeline_entry(body) for body in row["events"]),
+        )
+
+    async def result(self, tenant: TenantId, task_id: str) -> ResultAt | None:
+        """The short form, with the head of the log that it was read at."""
+        row = await self._one(_TASKS["result"], tenant, task_id)
+        if row is None:
+            return None
+        state = TaskState(row["state"])
+        return ResultAt(
+            TaskResult(
+                task_id=row["task_id"],
+                state=state,
+                phase=phase_of(state, _attempt_state(row)),
+                reason=row["reason"],
+                message=row["message"],
+                attempt_id=row["attempt_id"],
+                output=_json(row["output"]),
+            ),
+            row["head"],
+        )
+
+    async def list_tasks(
+        self,
+        tenant: TenantId,
+        *,
+        state: TaskState | None = None,
+        phase: Phase | None = None,
+        type_name: str | None = None,
+        after: str | None = None,
+        limit: int,
+    ) -> TaskList:
+        """A page of tasks, newest first; ``after`` is the last task id of the page before."""
+        rows = await self._reader.fetch(
+            _TASKS["list_tasks"], tenant, state, type_name, phase, after, limit + 1
+        )
+        tasks = tuple(TaskSummary(**_summary(row)) for row in rows[:limit])
+        return TaskList(tasks=tasks, next=tasks[-1].task_id if len(rows) > limit else None)
+
+    async def stream(
+        self,
+        tenant: TenantId,
+        entity_type: EntityType,
+        entity_id: str,
+        *,
+        after: int,
+        limit: int,
+    ) -> StreamView | None:
+        """Events of one stream with a sequence above ``after``, as they were published."""
+        row = await self._one(_TASKS["stream"], tenant, entity_type, entity_id, after, limit)
+        if row is None:
+            return None
+        return StreamView(
+            entity_type=entity_type,
+            entity_id=entity_id,
+            state=row["state"],
+            epoch=row["epoch"],
+            sequence=row["sequence"],
+            events=tuple(from_json(body) for body in row["events"]),
+        )
+
+    async def ended_since(self, position: int, *, limit: int = 1000) -> Ended:
+        """Tasks of all tenants that ended or were held after ``position``."""
+        (row,) = await self._reader.fetch(_TASKS["ended_since"], position, limit)
+        positions: Sequence[int] = row["positions"]
+        reached = positions[-1] if len(positions) == limit else row["head"]
+        return Ended(reached, row["head"], tuple(row["task_ids"]))
+
+    async def incarnation(self, tenant: TenantId, incarnation: str) -> KnownIncarnation | None:
+        """One start of one executor process."""
+        row = await self._one(_NODES["incarnation"], tenant, incarnation)
+        if row is None:
+            return None
+        return KnownIncarnation(
+            NodeId(row["node_id"]),
+            IncarnationId(incarnation),
+            NodeState(row["state"]),
+            row["queue"],
+        )
+
+    async def assignments(self, tenant: TenantId, incarnation: str) -> tuple[Assignment, ...]:
+        """Attempts of an incarnation that have not ended, oldest first."""
+        rows = await self._reader.fetch(_NODES["assignments"], tenant, incarnation, MAX_ASSIGNMENTS)
+        return tuple(Assignment(**row) for row in rows)
+
+    async def nodes(self, tenant: TenantId) -> tuple[NodeView, ...]:
+        """Live incarnations, and those that ended within the last hour."""
+        rows = await self._reader.fetch(_NODES["list_nodes"], tenant, MAX_NODES)
+        return tuple(_node(row) for row in rows)
+
+    async def queues(self) -> dict[str, bool]:
+        """Queues of nodes of all tenants: True when it must exist, False when it may be deleted."""
+        rows = await self._reader.fetch(_NODES["queues"])
+        return {row["queue"]: bool(row["needed"]) for row in rows}
+
+    async def outbox(self) -> OutboxStatus:
+        """How far publishing is behind; at most 10,000 rows are counted for each shard."""
+        rows = await self._reader.fetch(_SYSTEM["outbox"], MAX_COUNTED_ROWS)
+        return OutboxStatus(
+            head=max((row["head"] for row in rows), default=0),
+            lag_rows=sum(row["lag_rows"] for row in rows),
+            oldest_unpublished_seconds=_oldest(rows),
+            shards=tuple(
+                ShardStatus(
+                    shard=row["shard"],
+                    position=row["position"],
+                    owner=row["owner"],
+                    claimed_until=row["claimed_until"],
+                    lag_rows=row["lag_rows"],
+                )
+                for row in rows
+            ),
+        )
+
+    async def figures(self) -> Figures:
+        """Gauges for a scrape."""
+        (row,) = await self._reader.fetch(_SYSTEM["figures"], MAX_COUNTED_TASKS)
+        shards = await self._reader.fetch(_SYSTEM["outbox"], MAX_COUNTED_ROWS)
+        return Figures(
+            waiting_tasks=row["waiting"],
+            oldest_waiting_seconds=row["oldest_waiting_seconds"],
+            held_tasks=row["held"],
+            open_attempts=_NUMBERS.validate_json(row["open_attempts"]),
+            nodes=_NUMBERS.validate_json(row["nodes"]),
+            lag_rows=sum(shard["lag_rows"] for shard in shards),
+            oldest_unpublished_seconds=_oldest(shards),
+        )
+
+    async def _one(self, query: str, *arguments: Any) -> Record | None:
+        rows = await self._reader.fetch(query, *arguments)
+        return rows[0] if rows else None
+
+
+def _attempt_state(row: Record) -> AttemptState | None:
+    return None if row["attempt_state"] is None else AttemptState(row["attempt_state"])
+
+
+def _summary(row: Record) -> dict[str, Any]:
+    """The fields of TaskSummary."""
+    state = TaskState(row["state"])
+    return {
+        "task_id": row["task_id"],
+        "type": row["type"],
+        "state": state,
+        "phase": phase_of(state, _attempt_state(row)),
+        "reason": row["reason"],
+        "priority": row["priority"],
+        "created_at": row["created_at"],
+        "not_before": row["not_before"],
+        "deadline": row["deadline"],
+        "attempts": row["generation"],
+        "node_id": row["node_id"],
+    }
+
+
+def _timeline_entry(body: bytes) -> TimelineEntry:
+    event = decode_event(body)
+    return TimelineEntry(
+        recorded_at=event.recorded_at,
+        entity_type=event.entity_type,
+        entity_id=event.entity_id,
+        previous_state=event.previous_state,
+        next_state=event.next_state,
+        sequence=event.sequence,
+        epoch=event.epoch,
+        reason=event.data.reason,
+        actor=event.actor,
+        event_id=event.event_id,
+    )
+
+
+def _node(row: Record) -> NodeView:
+    limited = row["cpu_millis"] is not None and row["memory_bytes"] is not None
+    return NodeView(
+        node_id=row["node_id"],
+        incarnation=row["incarnation"],
+        state=row["state"],
+        software=row["software"],
+        protocol_version=row["protocol_version"],
+        slots=row["slots"],
+        slots_used=row["slots_used"],
+        resources=Resources(cpu_millis=row["cpu_millis"], memory_bytes=row["memory_bytes"])
+        if limited
+        else None,
+        resources_used=Resources(cpu_millis=row["cpu_used"], memory_bytes=row["memory_used"]),
+        task_types=tuple(row["task_types"]),
+        registered_at=row["registered_at"],
+        last_seen_at=row["last_seen_at"],
+        seconds_since_seen=max(0.0, row["seconds_since_seen"]),
+    )
+
+
+def _oldest(shards: Sequence[Record]) -> float:
+    return max((row["oldest_seconds"] or 0.0 for row in shards), default=0.0)
+
+
+def _json(text: str | None) -> Any:
+    return None if text is None else from_json(text)
