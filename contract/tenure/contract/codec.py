@@ -61,11 +61,13 @@ def decode_event(body: bytes) -> Event:
 def parse_json(body: bytes) -> Any:
     """The value in ``body``; strict JSON: no NaN or Infinity.
 
-    Raises InvalidPayload with code ``malformed_json``.
+    Raises InvalidPayload: ``malformed_json``, or ``invalid_character`` when a lone surrogate is all
+    that is wrong.
     """
     try:
         return from_json(body, allow_inf_nan=False, allow_partial=False)
     except ValueError as error:
+        _refuse_surrogates(body)
         raise InvalidPayload(f"not valid JSON: {error}.", code=Code.MALFORMED_JSON) from error
 
 
@@ -76,7 +78,7 @@ def encode_json(value: Any, *, limit_bytes: int, what: str) -> str:
     ``invalid_character`` for ``\\u0000`` or a lone surrogate anywhere, ``malformed_json`` for NaN,
     Infinity, values that are no JSON, or nesting deeper than 64.
     """
-    _check_strings(value, what, MAX_DEPTH)
+    check_value(value, what)
     try:
         text = to_json(value, inf_nan_mode="constants")
     except ValueError as error:
@@ -97,7 +99,26 @@ def canonical_text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
-def _check_strings(value: Any, what: str, depth: int) -> None:
+def _refuse_surrogates(body: bytes) -> None:
+    """The strict parser does not tell a lone surrogate from other faults; the standard library's
+    accepts it."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return
+    try:
+        check_value(value, "The text")
+    except InvalidPayload as error:
+        if error.code == Code.INVALID_CHARACTER:
+            raise
+
+
+def check_value(value: Any, what: str, depth: int = MAX_DEPTH) -> None:
+    """Whether a parsed value can be stored and sent as JSON.
+
+    Raises InvalidPayload: ``invalid_character`` for ``\\u0000`` or a lone surrogate anywhere,
+    ``malformed_json`` for NaN, Infinity, or nesting deeper than ``depth``.
+    """
     if depth == 0:
         raise InvalidPayload(
             f"{what} is nested deeper than {MAX_DEPTH} levels.", code=Code.MALFORMED_JSON
@@ -117,11 +138,11 @@ def _check_strings(value: Any, what: str, depth: int) -> None:
                 )
         case dict():
             for key, entry in value.items():
-                _check_strings(key, what, depth)
-                _check_strings(entry, what, depth - 1)
+                check_value(key, what, depth)
+                check_value(entry, what, depth - 1)
         case list() | tuple():
             for entry in value:
-                _check_strings(entry, what, depth - 1)
+                check_value(entry, what, depth - 1)
         case float():
             if value != value or value in (float("inf"), float("-inf")):
                 raise InvalidPayload(

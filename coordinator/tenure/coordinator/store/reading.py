@@ -39,20 +39,6 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, asyncpg.InterfaceError | OSError | TimeoutError)
 
 
-def new_pool(url: str, *, size: int, purpose: str) -> "asyncpg.Pool[asyncpg.Record]":
-    """A pool that connects when it is first used, so that the server may be away at the start.
-
-    Await it before use. ``purpose`` is seen in ``pg_stat_activity``.
-    """
-    return asyncpg.create_pool(
-        url,
-        min_size=0,
-        max_size=size,
-        timeout=5.0,
-        server_settings={"application_name": f"tenure-coordinator {purpose}"},
-    )
-
-
 class Reader(Protocol):
     """Runs one read. A seam: tests put their own connection here."""
 
