@@ -1,1 +1,1 @@
-"""The tenure command. The only package that may import all others."""
+"""The ``tenure`` command, the local stack and the demo. Only this package may import all others."""

@@ -1,1 +1,37 @@
 """For applications: submit tasks and wait for their results."""
+
+from tenure.client.async_client import AsyncClient
+from tenure.client.errors import (
+    BatchRefused,
+    ClientError,
+    NotDelivered,
+    Refused,
+    ResultTimeout,
+    TaskCancelled,
+    TaskExpired,
+    TaskFailed,
+    TaskHeld,
+    Unreachable,
+    UnreadableReply,
+)
+from tenure.client.handles import TaskHandle
+from tenure.client.settings import NotConfigured
+from tenure.contract.tasktype import TaskType
+
+__all__ = [
+    "AsyncClient",
+    "BatchRefused",
+    "ClientError",
+    "NotConfigured",
+    "NotDelivered",
+    "Refused",
+    "ResultTimeout",
+    "TaskCancelled",
+    "TaskExpired",
+    "TaskFailed",
+    "TaskHandle",
+    "TaskHeld",
+    "TaskType",
+    "Unreachable",
+    "UnreadableReply",
+]

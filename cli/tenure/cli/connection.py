@@ -1,0 +1,90 @@
+"""How a command finds the coordinator: the environment, or the local stack's state directory."""
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tenure.cli.exits import SetupError, needs
+
+if TYPE_CHECKING:
+    from tenure.client import AsyncClient
+    from tenure.client.settings import Connection
+
+STATE_DIRECTORY_VARIABLE: Final = "TENURE_STATE_DIR"
+DEFAULT_STATE_DIRECTORY: Final = ".tenure"
+CONNECTION_FILE: Final = "connection.json"
+COMMAND_RETRY_SECONDS: Final = 10.0
+"""A person waits: shorter than an application would."""
+
+
+def state_directory(given: Path | None = None, environment: Mapping[str, str] = os.environ) -> Path:
+    """The option, else ``TENURE_STATE_DIR``, else ``.tenure`` in the working directory."""
+    if given is not None:
+        return given
+    return Path(environment.get(STATE_DIRECTORY_VARIABLE) or DEFAULT_STATE_DIRECTORY)
+
+
+def read_connection_file(path: Path) -> dict[str, Any]:
+    """What `tenure up` wrote. Raises SetupError when it is unreadable or open to other accounts."""
+    try:
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise SetupError(
+                f"{path} holds tokens but other accounts may read it.",
+                next_step=f"chmod 600 {path}",
+                code="insecure_file",
+            )
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SetupError(f"{path} cannot be read: {error}.", code="not_configured") from error
+    if not isinstance(content, dict):
+        raise SetupError(f"{path} is not what `tenure up` writes.", code="not_configured")
+    return content
+
+
+def find_connection(
+    role: str = "operator", environment: Mapping[str, str] = os.environ
+) -> "Connection":
+    """Address and token for a command.
+
+    Set in the environment (``TENURE_TOKEN`` with ``TENURE_URL``): that. Otherwise the token of
+    ``role`` in the state directory. A URL from the environment is never sent a token of the local
+    stack.
+
+    Raises SetupError and NotConfigured.
+    """
+    with needs("cli"):
+        from tenure.client.settings import Connection, connection_from_environment
+
+    file = state_directory(environment=environment) / CONNECTION_FILE
+    asks_elsewhere = any(
+        environment.get(name) for name in ("TENURE_URL", "TENURE_TOKEN", "TENURE_TOKEN_FILE")
+    )
+    if asks_elsewhere:
+        return connection_from_environment(environment)
+    if not file.exists():
+        raise SetupError(
+            f"no coordinator is known: TENURE_TOKEN is not set and there is no {file}.",
+            next_step="Start a local stack with `tenure up`, or set TENURE_URL and TENURE_TOKEN.",
+            code="not_configured",
+        )
+    content = read_connection_file(file)
+    try:
+        return Connection(url=str(content["url"]), token=str(content["tokens"][role]))
+    except (KeyError, TypeError) as error:
+        raise SetupError(
+            f"{file} names no address or no token for the role {role}.",
+            next_step="Start the stack again with `tenure up`.",
+            code="not_configured",
+        ) from error
+
+
+def open_client(role: str = "operator") -> "AsyncClient":
+    """A client for one command. Raises SetupError, NotConfigured, MissingExtra."""
+    with needs("cli"):
+        from tenure.client import AsyncClient
+
+    connection = find_connection(role)
+    return AsyncClient(connection.url, connection.token, retry_seconds=COMMAND_RETRY_SECONDS)

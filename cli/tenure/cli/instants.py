@@ -1,0 +1,33 @@
+"""Points in time on the command line: an ISO 8601 instant, or how long from now."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from tenure.cli.exits import UsageError
+
+_UNITS: Final = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
+_LENGTH: Final = re.compile(r"\+?(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+
+
+def read_instant(text: str, option: str, *, now: datetime | None = None) -> datetime:
+    """``2026-12-24T18:00:00Z``, ``2026-12-24 18:00`` (local time), ``90s``, ``1h30m``, ``2d``.
+
+    Lengths count from ``now``, this machine's clock. Raises UsageError, naming ``option``.
+    """
+    length = _LENGTH.fullmatch(text)
+    if length and any(length.groups()):
+        given = zip(_UNITS.values(), length.groups(), strict=True)
+        try:
+            return (now or datetime.now(UTC)) + timedelta(
+                **{unit: int(number) for unit, number in given if number}
+            )
+        except OverflowError:
+            raise UsageError(f"{option}: {text!r} is too far away.") from None
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"{option}: {text!r} is no point in time.",
+            next_step="Give one like 2026-12-24T18:00:00Z, or a length from now like 90s or 1h30m.",
+        ) from None

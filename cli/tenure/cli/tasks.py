@@ -1,0 +1,254 @@
+"""``tenure submit`` and ``tenure task …``."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from tenure.cli.connection import open_client
+from tenure.cli.exits import UsageError
+from tenure.cli.instants import read_instant
+from tenure.cli.output import Output, ago, print_fields, print_json, print_table
+from tenure.contract.codec import parse_json
+from tenure.contract.states import Phase, TaskState
+from tenure.contract.tasks import TaskView
+
+app = App(name="task", help="See and cancel tasks.")
+
+
+def submit(
+    type_name: Annotated[
+        str, Parameter(name="TYPE", help="Task type, as an executor declares it.")
+    ],
+    json: Annotated[
+        str, Parameter(name="JSON", help="The input: JSON text, @FILE, or - for standard input.")
+    ],
+    /,
+    *,
+    wait: Annotated[
+        bool, Parameter(negative="", help="Wait for the end and print the output.")
+    ] = False,
+    timeout: Annotated[
+        float | None, Parameter(help="With --wait: give up waiting after so many seconds.")
+    ] = None,
+    key: Annotated[
+        str | None, Parameter(help="Idempotency key: the same key gives the same task.")
+    ] = None,
+    priority: Annotated[int, Parameter(help="-100 to 100, higher first.")] = 0,
+    not_before: Annotated[
+        str | None, Parameter(help="Start no earlier: an instant, or a length like 10m.")
+    ] = None,
+    deadline: Annotated[
+        str | None, Parameter(help="End it unstarted after that: an instant, or a length like 1h.")
+    ] = None,
+    output: Output = "table",
+) -> None:
+    """Make a task and print its id; with --wait, print its output.
+
+    When this returns, the task is recorded and will be worked on.
+    """
+    if timeout is not None and not wait:
+        raise UsageError("--timeout needs --wait.")
+    value = parse_json(_read_input(json))
+    settings: dict[str, Any] = {"idempotency_key": key, "priority": priority}
+    if not_before is not None:
+        settings["not_before"] = read_instant(not_before, "--not-before")
+    if deadline is not None:
+        settings["deadline"] = read_instant(deadline, "--deadline")
+    asyncio.run(_submit(type_name, value, settings, wait, timeout, output == "json"))
+
+
+async def _submit(
+    type_name: str,
+    value: Any,
+    settings: dict[str, Any],
+    wait: bool,
+    timeout: float | None,
+    as_json: bool,
+) -> None:
+    from tenure.client.handles import not_delivered
+
+    async with open_client() as client:
+        handle = await client.submit_json(type_name, value, **settings)
+        if not wait:
+            if as_json:
+                print_json({"task_id": handle.task_id, "replayed": handle.replayed})
+            else:
+                print(handle.task_id)
+            return
+        print(f"task {handle.task_id}", file=sys.stderr)
+        result = await handle.outcome(timeout=timeout)
+        if as_json:
+            print_json(result)
+        elif result.state is TaskState.DELIVERED:
+            print_json(result.output)
+        if result.state is not TaskState.DELIVERED:
+            raise not_delivered(result)
+
+
+@app.command
+def show(task_id: str, /, *, output: Output = "table") -> None:
+    """Show one task with its attempts, receipts and timeline."""
+    view = asyncio.run(_view(task_id))
+    if output == "json":
+        print_json(view)
+    else:
+        _print_view(view)
+
+
+async def _view(task_id: str) -> TaskView:
+    async with open_client() as client:
+        return await client.task(task_id).view()
+
+
+@app.command(name="list")
+def list_tasks(
+    *,
+    state: Annotated[TaskState | None, Parameter(help="Only tasks in this state.")] = None,
+    phase: Annotated[Phase | None, Parameter(help="Only tasks in this phase.")] = None,
+    type_name: Annotated[str | None, Parameter(name="--type", help="Only this type.")] = None,
+    limit: Annotated[int, Parameter(help="At most so many.")] = 50,
+    after: Annotated[str | None, Parameter(help="Where the page before ended.")] = None,
+    output: Output = "table",
+) -> None:
+    """List tasks, newest first."""
+
+    async def read() -> Any:
+        async with open_client() as client:
+            return await client.tasks(
+                state=state and state.value,
+                phase=phase and phase.value,
+                type_name=type_name,
+                limit=limit,
+                after=after,
+            )
+
+    page = asyncio.run(read())
+    if output == "json":
+        print_json(page)
+        return
+    print_table(
+        ["task", "type", "phase", "reason", "attempts", "node", "created"],
+        [
+            (
+                task.task_id,
+                task.type,
+                task.phase.value,
+                task.reason,
+                task.attempts,
+                task.node_id,
+                ago(task.created_at),
+            )
+            for task in page.tasks
+        ],
+    )
+    if page.next is not None:
+        print(f"There are more: --after {page.next}", file=sys.stderr)
+
+
+@app.command
+def cancel(task_id: str, /, *, output: Output = "table") -> None:
+    """Ask for cancellation. What runs must confirm it first, or lose its lease."""
+
+    async def ask() -> Any:
+        async with open_client() as client:
+            return await client.task(task_id).cancel()
+
+    reply = asyncio.run(ask())
+    if output == "json":
+        print_json(reply)
+        return
+    words = {
+        "cancelled": "cancelled",
+        "requested": "cancellation requested: its node has to confirm",
+        "already_ended": f"had ended already: {reply.state.value}",
+    }
+    print(f"task {reply.task_id}: {words[reply.outcome]}")
+
+
+def _read_input(argument: str) -> bytes:
+    """The bytes of the input. Raises UsageError for a file that cannot be read."""
+    if argument == "-":
+        return sys.stdin.buffer.read()
+    if argument.startswith("@"):
+        try:
+            return Path(argument[1:]).read_bytes()
+        except OSError as error:
+            raise UsageError(f"{argument[1:]}: {error.strerror}.") from error
+    return argument.encode(errors="surrogateescape")
+
+
+def _print_view(view: TaskView) -> None:
+    print_fields(
+        [
+            ("task", view.task_id),
+            ("type", view.type),
+            ("phase", view.phase.value),
+            ("reason", view.reason),
+            ("message", view.message),
+            ("tenant", view.tenant),
+            ("created", view.created_at),
+            ("not before", view.not_before),
+            ("deadline", view.deadline),
+            ("cancel asked", view.cancel_requested_at),
+            ("ended", view.ended_at),
+            ("priority", view.priority or None),
+            ("effects", view.effects),
+            ("failures", f"{view.failures} of at most {view.max_attempts}"),
+        ]
+    )
+    if view.attempt_list:
+        print()
+        print_table(
+            ["attempt", "state", "reason", "message", "node", "fencing token", "lease until"],
+            [
+                (
+                    attempt.ordinal,
+                    attempt.state.value,
+                    attempt.reason,
+                    attempt.message,
+                    attempt.node_id,
+                    attempt.fencing_token,
+                    attempt.expires_at,
+                )
+                for attempt in view.attempt_list
+            ],
+        )
+    if view.receipts:
+        print()
+        print_table(
+            ["receipt", "node", "fencing token", "active", "why not", "at"],
+            [
+                (
+                    receipt.receipt_id,
+                    receipt.node_id,
+                    receipt.fencing_token,
+                    receipt.admitted,
+                    receipt.code,
+                    receipt.admitted_at,
+                )
+                for receipt in view.receipts
+            ],
+        )
+    if view.timeline:
+        print()
+        print_table(
+            ["time", "what", "from", "to", "reason", "by"],
+            [
+                (
+                    entry.recorded_at,
+                    entry.entity_type,
+                    entry.previous_state,
+                    entry.next_state,
+                    entry.reason,
+                    entry.actor,
+                )
+                for entry in view.timeline
+            ],
+        )
+    for name, value in (("input", view.input), ("output", view.output)):
+        if value is not None:
+            print(f"\n{name}:")
+            print_json(value)
