@@ -1,0 +1,320 @@
+"""A whole local stack in one folder: PostgreSQL, RabbitMQ, a coordinator, a relay, executors.
+
+Layout of the state directory (nothing in it is readable by other accounts):
+
+    connection.json   addresses and tokens, found by the command
+    postgres/  rabbitmq/   the private servers with their data and logs
+    logs/             one file for each process of Tenure
+    lock, server.json, secrets   see ``tenure.cli.local.state``
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from tenure.cli.connection import CONNECTION_FILE, STATE_DIRECTORY_VARIABLE
+from tenure.cli.local.ports import LOOPBACK, PortReservation, reserve_port
+from tenure.cli.local.postgres import PrivatePostgres
+from tenure.cli.local.programs import Program, ProgramSpec
+from tenure.cli.local.rabbitmq import PrivateRabbitmq
+from tenure.cli.local.state import StateDirectory
+from tenure.cli.local.supervisor import Supervisor
+from tenure.coordinator.store import migrate
+from tenure.coordinator.store.roles import Roles
+
+DATABASE: Final = "tenure"
+ROLES: Final = ("application", "executor", "operator", "read_only")
+READY_SECONDS: Final = 60.0
+EXECUTOR_DRAIN_SECONDS: Final = 40.0
+"""Longer than an executor's own limit (30 s), so that it ends by itself."""
+SERVICE_DRAIN_SECONDS: Final = 15.0
+SERVER_STOP_SECONDS: Final = 40.0
+
+
+@dataclass(frozen=True)
+class ExecutorSpec:
+    """``application`` is ``module:app``. ``environment`` is what its handlers need besides."""
+
+    name: str
+    application: str
+    slots: int
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Where the stack is, and the tokens to show it, by role."""
+
+    url: str
+    broker_url: str
+    database_url: str
+    tokens: Mapping[str, str]
+
+
+class Stack:
+    """Start it once, stop it once. One process at a time may use a state directory.
+
+    ``say(name, words)`` tells people what happens; ``on_log(name, path)`` is called for each
+    process before it starts.
+    """
+
+    def __init__(
+        self,
+        state_directory: Path,
+        executors: Sequence[ExecutorSpec] = (),
+        *,
+        say: Callable[[str, str], None],
+        on_log: Callable[[str, Path], None] = lambda name, path: None,
+    ) -> None:
+        self._state = StateDirectory(state_directory)
+        self.directory = self._state.path
+        self.logs = self.directory / "logs"
+        self.postgres = PrivatePostgres(self.directory / "postgres")
+        self.rabbitmq = PrivateRabbitmq(self.directory / "rabbitmq")
+        self._executors = tuple(executors)
+        self._say = say
+        self._on_log = on_log
+        self._supervisor = Supervisor(say)
+        self._ports: dict[str, PortReservation] = {}
+        self._services: list[Program] = []
+        self._working: list[Program] = []
+
+    @property
+    def processes(self) -> Mapping[str, Program]:
+        """The processes of Tenure by name: coordinator, relay, and the executors."""
+        return {program.name: program for program in (*self._services, *self._working)}
+
+    def connection(self) -> Connection:
+        """Addresses and tokens of the started stack."""
+        return Connection(
+            url=f"http://{self._address('coordinator')}",
+            broker_url=self.rabbitmq.url(),
+            database_url=self.postgres.url(DATABASE),
+            tokens={role: self._token(role) for role in ROLES},
+        )
+
+    async def start(self) -> None:
+        """Start everything; returns once every process serves.
+
+        On any error, and when cancelled, the caller must still call ``stop``.
+
+        Raises TenureError: ``tenure.cli.local.errors`` and ``tenure.coordinator.store.errors``.
+        """
+        self._state.acquire()
+        self.logs.mkdir(mode=0o700, exist_ok=True)
+        await _together(self._start_postgres(), self._start_rabbitmq())
+        self._reserve_ports()
+        self._write_connection()
+        self._services = [self._coordinator(), self._relay()]
+        self._working = [self._executor(spec) for spec in self._executors]
+        await _together(*(self._start(program) for program in (*self._services, *self._working)))
+
+    async def stop(self, hurry: asyncio.Event | None = None) -> None:
+        """End everything that runs: executors, coordinator, relay, then the servers.
+
+        Once ``hurry`` is set, what is left gets seconds instead of its full time.
+        """
+        hurry = hurry or asyncio.Event()
+        if self._working:
+            self._say("stack", "draining executors")
+            await self._stop_all(self._working, hurry)
+        for program in self._services:
+            self._say("stack", f"stopping {program.name}")
+            await self._stop_all([program], hurry)
+        for name, server in (("rabbitmq", self.rabbitmq), ("postgres", self.postgres)):
+            await self._supervisor.let_go(name)
+            if server.running and not hurry.is_set():
+                self._say("stack", f"stopping {name}")
+                await _unless(server.stop(), hurry, SERVER_STOP_SECONDS)
+            server.kill()
+            await server.stop()  # gives ports and folder back
+        for reservation in self._ports.values():
+            reservation.release()
+        self._ports.clear()
+        self._state.release()
+
+    async def _stop_all(self, programs: Sequence[Program], hurry: asyncio.Event) -> None:
+        for program in programs:
+            await self._supervisor.let_go(program.name)
+        await asyncio.gather(*(program.stop(hurry) for program in programs))
+
+    async def _start_postgres(self) -> None:
+        self._say("stack", "starting postgres")
+        await self.postgres.start()
+        self._supervisor.keep("postgres", self.postgres)
+        await self.postgres.ensure_database(DATABASE)
+        roles = Roles(
+            coordinator_password=self._state.secret("coordinator-password"),
+            relay_password=self._state.secret("relay-password"),
+        )
+        await migrate.up(
+            self.postgres.url(DATABASE),
+            lambda applied: self._say(
+                "stack", f"migrated to {applied.version:04}_{applied.name}"
+            ),
+            roles=roles,
+        )
+
+    async def _start_rabbitmq(self) -> None:
+        self._say("stack", "starting rabbitmq")
+        await self.rabbitmq.start()
+        self._supervisor.keep("rabbitmq", self.rabbitmq)
+
+    async def _start(self, program: Program) -> None:
+        self._on_log(program.name, program.spec.log)
+        self._say("stack", f"starting {program.name}")
+        await program.start()
+        await program.ready(within_seconds=READY_SECONDS)
+        self._supervisor.keep(program.name, program, lambda: program.status)
+
+    def _reserve_ports(self) -> None:
+        remembered = self._state.remembered_ports()
+        for name in ("coordinator", "relay", *(spec.name for spec in self._executors)):
+            self._ports[name] = reserve_port(remembered.get(name))
+        now = {name: reservation.port for name, reservation in self._ports.items()}
+        self._state.remember_ports(remembered | now)
+
+    def _address(self, name: str) -> str:
+        return f"{LOOPBACK}:{self._ports[name].port}"
+
+    def _token(self, role: str) -> str:
+        return self._state.secret(f"{role}-token")
+
+    def _write_connection(self) -> None:
+        connection = self.connection()
+        content = {
+            "url": connection.url,
+            "broker_url": connection.broker_url,
+            "database_url": connection.database_url,
+            "tokens": dict(connection.tokens),
+        }
+        self._state.write(self.directory / CONNECTION_FILE, json.dumps(content, indent=2))
+
+    def _role_url(self, role: str, secret: str) -> str:
+        password = quote(self._state.secret(secret), safe="")
+        return f"postgresql://{role}:{password}@{LOOPBACK}:{self.postgres.port}/{DATABASE}"
+
+    def _coordinator(self) -> Program:
+        tokens = [
+            {"name": role, "token": self._token(role), "tenant": "default", "role": role}
+            for role in ROLES
+        ]
+        return self._program(
+            "coordinator",
+            ("coordinator",),
+            {
+                "TENURE_DATABASE_URL": self._role_url(Roles().coordinator, "coordinator-password"),
+                "TENURE_BROKER_URL": self.rabbitmq.url(),
+                "TENURE_LISTEN": self._address("coordinator"),
+                "TENURE_TOKENS": json.dumps(tokens),
+            },
+            SERVICE_DRAIN_SECONDS,
+        )
+
+    def _relay(self) -> Program:
+        return self._program(
+            "relay",
+            ("relay",),
+            {
+                "TENURE_DATABASE_URL": self._role_url(Roles().relay, "relay-password"),
+                "TENURE_BROKER_URL": self.rabbitmq.url(),
+                "TENURE_RELAY_LISTEN": self._address("relay"),
+            },
+            SERVICE_DRAIN_SECONDS,
+        )
+
+    def _executor(self, spec: ExecutorSpec) -> Program:
+        # Executors get no login of the database (OPS-07).
+        return self._program(
+            spec.name,
+            ("executor", spec.application, "--slots", str(spec.slots), "--node", spec.name),
+            {
+                **spec.environment,
+                "TENURE_URL": f"http://{self._address('coordinator')}",
+                "TENURE_TOKEN": self._token("executor"),
+                "TENURE_BROKER_URL": self.rabbitmq.url(),
+                "TENURE_EXECUTOR_LISTEN": self._address(spec.name),
+                "TENURE_STATE_DIR": str(self.directory / spec.name),
+            },
+            EXECUTOR_DRAIN_SECONDS,
+        )
+
+    def _program(
+        self,
+        name: str,
+        words: Sequence[str],
+        settings: Mapping[str, str],
+        drain_seconds: float,
+    ) -> Program:
+        return Program(
+            ProgramSpec(
+                name=name,
+                command=(sys.executable, "-m", "tenure.cli", *words),
+                environment=inherited_environment() | settings,
+                directory=Path.cwd(),
+                log=self.logs / f"{name}.log",
+                ready_url=f"http://{self._address(name)}/readyz",
+                drain_seconds=drain_seconds,
+            )
+        )
+
+
+_OURS: Final = frozenset(
+    {
+        "TENURE_DATABASE_URL",
+        "TENURE_BROKER_URL",
+        "TENURE_TOKENS",
+        "TENURE_TOKEN",
+        "TENURE_URL",
+        "TENURE_LISTEN",
+        "TENURE_RELAY_LISTEN",
+        "TENURE_EXECUTOR_LISTEN",
+        "TENURE_NAME_PREFIX",
+        STATE_DIRECTORY_VARIABLE,
+    }
+)
+
+
+def inherited_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What children get of our environment: everything but the settings that the stack makes, so
+    that an address of another installation never reaches them."""
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name not in _OURS and name.removesuffix("_FILE") not in _OURS
+    }
+    # They write into files, which people read as text and see followed on their terminal.
+    kept.setdefault("TENURE_LOG_FORMAT", "console")
+    kept["PYTHONUNBUFFERED"] = "1"
+    return kept
+
+
+async def _together(*work: Coroutine[Any, Any, None]) -> None:
+    """Run side by side; the first error cancels the others and is raised alone."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for one in work:
+                group.create_task(one)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+async def _unless(
+    work: Coroutine[Any, Any, None], hurry: asyncio.Event, within_seconds: float
+) -> None:
+    """Run until done, until ``hurry`` is set, or until the time is over."""
+    working = asyncio.create_task(work)
+    hurrying = asyncio.create_task(hurry.wait())
+    await asyncio.wait(
+        {working, hurrying}, timeout=within_seconds, return_when=asyncio.FIRST_COMPLETED
+    )
+    hurrying.cancel()
+    if not working.done():
+        working.cancel()
+    await asyncio.gather(working, hurrying, return_exceptions=True)
