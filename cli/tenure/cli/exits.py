@@ -113,13 +113,18 @@ def exit_code_of(error: TenureError) -> Exit:
         return error.exit_code
     if isinstance(error, ContractError):
         return Exit.USAGE
+    if str(error.code).startswith("local_"):
+        return Exit.SETUP
     return _EXITS.get(str(error.code), Exit.REFUSED)
 
 
-def say_error(code: str, *words: str) -> None:
-    """One line on standard error."""
-    text = " ".join(" ".join(words).split())
-    print(f"error: {code}: {text}", file=sys.stderr)
+def say_error(code: str, message: str, next_step: str = "") -> None:
+    """One line on standard error. What a longer message shows besides (the end of a log) goes
+    before it, so that the last line is the one that says what to do."""
+    first, *rest = message.splitlines() or [""]
+    for line in rest:
+        print(f"  {line}", file=sys.stderr)
+    print(f"error: {code}: {first} {next_step}".rstrip(), file=sys.stderr)
 
 
 def report(error: TenureError) -> Exit:

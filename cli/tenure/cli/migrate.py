@@ -22,8 +22,8 @@ app = App(name="migrate", help="Bring the database up to date.")
 @Parameter(name="*")
 @dataclass(frozen=True)
 class RoleNames:
-    """Names of the services' roles. New passwords for them come from TENURE_COORDINATOR_PASSWORD and
-    TENURE_RELAY_PASSWORD, or the files that ..._FILE names."""
+    """Names of the services' roles. New passwords for them come from TENURE_COORDINATOR_PASSWORD
+    and TENURE_RELAY_PASSWORD, or the files that ..._FILE names."""
 
     coordinator_role: Annotated[str, Parameter(help="Role of the coordinators.")] = (
         "tenure_coordinator"

@@ -90,7 +90,7 @@ class AsyncClient:
     async def submit(
         self,
         task_type: TaskType[InputT, OutputT],
-        input: InputT,  # noqa: A002 - the word of the contract; shadows nothing that is used here
+        input: InputT,
         *,
         idempotency_key: str | None = None,
         priority: int = 0,
@@ -117,7 +117,7 @@ class AsyncClient:
     async def submit_json(
         self,
         type_name: str,
-        input: Any,  # noqa: A002 - as in submit
+        input: Any,
         *,
         idempotency_key: str | None = None,
         priority: int = 0,

@@ -69,11 +69,18 @@ class _Later(Exception):
 class Http:
     """One coordinator, one token, one pool of connections. Safe for concurrent tasks of one loop.
 
-    Raises Unreachable at construction for a URL that is none.
+    ``transport`` is the seam for tests. Raises Unreachable at construction for a URL that is none,
+    Refused for a token that cannot be one.
     """
 
     def __init__(
-        self, url: str, token: str, *, retry_seconds: float, max_connections: int = 64
+        self,
+        url: str,
+        token: str,
+        *,
+        retry_seconds: float,
+        max_connections: int = 64,
+        transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -93,6 +100,7 @@ class Http:
             limits=httpx2.Limits(
                 max_connections=max_connections, max_keepalive_connections=max_connections
             ),
+            transport=transport,
             # A proxy configured for the world cannot reach this machine's own loopback.
             trust_env=not _is_loopback(parts.hostname),
         )

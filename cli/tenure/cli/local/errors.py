@@ -1,6 +1,6 @@
-"""What can go wrong with a private server, each with a stable code and what to do about it.
+"""What can go wrong with the local stack, each with a stable code and what to do about it.
 
-LocalServerError
+LocalServerError                  (a TenureError)
 ├── LocalServerMissingError       no server binaries on this machine
 ├── LocalServerVersionError       binaries or stored data of an unfit version
 ├── LocalAccountUnavailableError  started as root, and no way to leave root
@@ -10,31 +10,25 @@ LocalServerError
 ├── LocalServerFailedError        the server ended while it was starting
 ├── LocalServerNotReadyError      the server did not accept a login in time
 ├── LocalServerNotRunningError    asked for what only a running server has
-└── LocalServerRunningError       asked for what only a stopped server allows
+├── LocalServerRunningError       asked for what only a stopped server allows
+├── LocalProcessFailedError       a process of Tenure ended while it was starting
+└── LocalProcessNotReadyError     a process of Tenure was not ready in time
 
 The code of each is its name in small letters without the ending: ``local_server_missing``.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from tenure.contract.errors import TenureError
 
 
-class LocalServerError(Exception):
-    """The base of all errors of private servers.
+class LocalServerError(TenureError):
+    """The base of all errors of the local stack. ``advice`` says what to do next."""
 
-    ``message`` says what is wrong, ``advice`` what to do next, ``code`` is stable for programs.
-    """
-
-    code: ClassVar[str] = "local_server_error"
+    code = "local_server_error"
 
     def __init__(self, message: str, *, advice: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.advice = advice
-
-    def __str__(self) -> str:
-        return f"{self.message} [{self.code}] {self.advice}"
+        super().__init__(message, next_step=advice)
 
 
 class LocalServerMissingError(LocalServerError):
@@ -95,3 +89,15 @@ class LocalServerRunningError(LocalServerError):
     """The server is running and must be stopped first."""
 
     code = "local_server_running"
+
+
+class LocalProcessFailedError(LocalServerError):
+    """A process of Tenure ended while it was starting."""
+
+    code = "local_process_failed"
+
+
+class LocalProcessNotReadyError(LocalServerError):
+    """A process of Tenure runs but was not ready in time."""
+
+    code = "local_process_not_ready"

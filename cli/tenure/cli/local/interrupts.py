@@ -2,8 +2,9 @@
 
 import asyncio
 import signal
+from collections.abc import Coroutine
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -34,17 +35,26 @@ class Interrupts:
         for which in _ASKING:
             loop.remove_signal_handler(which)
 
+    async def unless_first(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Run something until it is done, or cancel it at the first signal. True when it is done.
+
+        Raises what the work raises.
+        """
+        working = asyncio.create_task(work)
+        asked = asyncio.create_task(self.first.wait())
+        try:
+            await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+            if not working.done():
+                working.cancel()
+            await asyncio.gather(working, asked, return_exceptions=True)
+        if working.cancelled():
+            return False
+        working.result()
+        return True
+
     def _note(self) -> None:
         if self.first.is_set():
             self.second.set()
         self.first.set()
-
-
-async def set_within(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for an event. False when it was not set in that time."""
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return event.is_set()
-    return True

@@ -89,9 +89,9 @@ class Program:
             for _ in range(max(1, round(within_seconds / _PROBE_SECONDS))):
                 if not self.running:
                     raise LocalProcessFailedError(
-                        f"{self.name} {self.status} while starting. The end of {self.spec.log}:\n"
-                        f"{processes.tail(self.spec.log)}\n",
-                        next_step="Mend what the log names, then start again.",
+                        f"{self.name} {self.status} while starting; the end of its log is above.\n"
+                        f"{processes.tail(self.spec.log)}",
+                        advice=f"Mend what it names, then start again ({self.spec.log}).",
                     )
                 try:
                     answer = await probe.get(self.spec.ready_url)
@@ -104,7 +104,7 @@ class Program:
                 await asyncio.sleep(_PROBE_SECONDS)
         raise LocalProcessNotReadyError(
             f"{self.name} is not ready after {within_seconds:g} seconds ({last}).",
-            next_step=f"Look into {self.spec.log}.",
+            advice=f"Look into {self.spec.log}.",
         )
 
     async def stop(self, hurry: asyncio.Event) -> None:

@@ -155,9 +155,7 @@ class Stack:
         )
         await migrate.up(
             self.postgres.url(DATABASE),
-            lambda applied: self._say(
-                "stack", f"migrated to {applied.version:04}_{applied.name}"
-            ),
+            lambda applied: self._say("stack", f"migrated to {applied.version:04}_{applied.name}"),
             roles=roles,
         )
 
@@ -256,7 +254,7 @@ class Stack:
             ProgramSpec(
                 name=name,
                 command=(sys.executable, "-m", "tenure.cli", *words),
-                environment=inherited_environment() | settings,
+                environment={**inherited_environment(), **settings},
                 directory=Path.cwd(),
                 log=self.logs / f"{name}.log",
                 ready_url=f"http://{self._address(name)}/readyz",

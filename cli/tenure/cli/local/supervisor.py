@@ -66,6 +66,6 @@ class Supervisor:
 
 
 def pause_before_restart(deaths: int, chance: float) -> float:
-    """Seconds before the restart after the nth death in a row; ``chance`` in 0 … 1 is the jitter."""
+    """Seconds before the restart after the nth death in a row; ``chance`` (0 … 1) is the jitter."""
     longest = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(deaths - 1, 16))
     return longest * (0.5 + chance / 2)

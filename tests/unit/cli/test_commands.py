@@ -1,0 +1,229 @@
+"""The command line: exit codes, error lines, lazy imports, where the coordinator is found."""
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tenure.cli.connection import find_connection
+from tenure.cli.exits import Exit, MissingExtra, SetupError, UsageError, exit_code_of, needs
+from tenure.cli.instants import read_instant
+from tenure.cli.main import run
+from tenure.client.errors import ClientError, Refused, Unreachable
+from tenure.client.http import problem
+from tenure.client.settings import NotConfigured
+from tenure.contract.codes import Code
+from tenure.contract.errors import InvalidPayload
+
+NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No coordinator is known: an empty folder and no setting of Tenure."""
+    for name in list(os.environ):
+        if name.startswith("TENURE_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def write_connection(folder: Path, mode: int = 0o600) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / "connection.json"
+    path.touch(mode=mode)
+    path.chmod(mode)
+    path.write_text(json.dumps({"url": "http://127.0.0.1:9", "tokens": {"operator": "secret"}}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["frob"], Exit.USAGE, "error: usage:"),
+        (["submit"], Exit.USAGE, "error: usage:"),
+        (["task", "list", "-o", "xml"], Exit.USAGE, "error: usage:"),
+        (["task", "list", "--state", "odd"], Exit.USAGE, "error: usage:"),
+        (["submit", "t", "{"], Exit.USAGE, "error: malformed_json:"),
+        (["submit", "t", '{"a": NaN}'], Exit.USAGE, "error: malformed_json:"),
+        (["submit", "t", "@missing.json"], Exit.USAGE, "error: usage: missing.json"),
+        (["submit", "t", "{}", "--timeout", "3"], Exit.USAGE, "error: usage: --timeout"),
+        (["submit", "t", "{}", "--deadline", "soon"], Exit.USAGE, "error: usage: --deadline"),
+        (["submit", "t", "{}"], Exit.SETUP, "error: not_configured:"),
+        (["task", "show", "x"], Exit.SETUP, "error: not_configured:"),
+        (["migrate", "status"], Exit.SETUP, "error: not_configured:"),
+        (["migrate", "roles"], Exit.USAGE, "error: usage:"),
+    ],
+)
+def test_each_mistake_has_its_exit_code_and_one_line(
+    words: list[str], code: Exit, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(said)
+    assert err.count("\n") == 1
+
+
+def test_an_unreachable_coordinator_has_an_exit_code_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TENURE_URL", "nonsense")
+    monkeypatch.setenv("TENURE_TOKEN", "a-token")
+    assert run(["node", "list"]) == Exit.UNREACHABLE
+    assert capsys.readouterr().err.startswith("error: unreachable:")
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["task"], ["submit", "--help"], ["version"]])
+def test_help_and_version_are_no_errors(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == Exit.DONE
+    out, err = capsys.readouterr()
+    assert out != ""
+    assert err == ""
+
+
+def test_every_command_can_be_imported_and_explains_itself(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for words in (
+        ["submit"],
+        ["task", "show"],
+        ["task", "list"],
+        ["task", "cancel"],
+        ["node", "list"],
+        ["outbox", "status"],
+        ["migrate", "up"],
+        ["migrate", "status"],
+        ["migrate", "verify"],
+        ["migrate", "roles"],
+    ):
+        assert run([*words, "--help"]) == Exit.DONE
+        assert f"Usage: tenure {' '.join(words)}" in capsys.readouterr().out
+
+
+def test_help_imports_nothing_that_is_not_needed_for_it() -> None:
+    script = (
+        "import sys; from tenure.cli.main import run; run(['--help']);"
+        "print(sorted({'pydantic', 'httpx2', 'asyncpg', 'fastapi', 'aio_pika', 'asyncio'}"
+        " & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.strip() == "[]"
+
+
+def test_a_missing_extra_is_one_line_that_names_it() -> None:
+    script = (
+        "import sys\n"
+        "for name in ('httpx2', 'asyncpg', 'aio_pika'): sys.modules[name] = None\n"
+        "from tenure.cli.main import run\n"
+        "sys.exit(run(sys.argv[1:]))\n"
+    )
+    for words, extra in ((["node", "list"], "cli"), (["migrate", "up"], "coordinator")):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *words], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == Exit.SETUP
+        assert done.stderr.startswith("error: missing_extra:")
+        assert f"pip install 'tenure[{extra}]'" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_missing_module_of_our_own_is_no_missing_extra() -> None:
+    def missing(name: str) -> None:
+        with needs("cli"):
+            raise ModuleNotFoundError(name=name)
+
+    with pytest.raises(ModuleNotFoundError):
+        missing("tenure.cli.nothing")
+    with pytest.raises(MissingExtra):
+        missing("httpx2")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("x"), Exit.USAGE),
+        (SetupError("x"), Exit.SETUP),
+        (NotConfigured("x"), Exit.SETUP),
+        (Unreachable("x"), Exit.UNREACHABLE),
+        (Refused(problem(409, Code.IDEMPOTENCY_CONFLICT, "x")), Exit.REFUSED),
+        (Refused(problem(401, Code.UNAUTHENTICATED, "x")), Exit.SETUP),
+        (ClientError("x", code="result_timeout"), Exit.NOT_YET),
+        (InvalidPayload("x"), Exit.USAGE),
+    ],
+)
+def test_exit_codes_follow_from_stable_codes(error: ClientError, code: Exit) -> None:
+    assert exit_code_of(error) is code
+
+
+def test_the_local_stack_is_found_in_the_working_directory(tmp_path: Path) -> None:
+    write_connection(tmp_path / ".tenure")
+    found = find_connection()
+    assert (found.url, found.token) == ("http://127.0.0.1:9", "secret")
+
+
+def test_the_local_stack_is_found_where_the_setting_says(tmp_path: Path) -> None:
+    write_connection(tmp_path / "elsewhere")
+    found = find_connection(environment={"TENURE_STATE_DIR": str(tmp_path / "elsewhere")})
+    assert found.token == "secret"
+
+
+def test_the_environment_comes_before_the_local_stack(tmp_path: Path) -> None:
+    write_connection(tmp_path / ".tenure")
+    found = find_connection(environment={"TENURE_URL": "http://far:1", "TENURE_TOKEN": "theirs"})
+    assert (found.url, found.token) == ("http://far:1", "theirs")
+
+
+def test_a_token_of_the_local_stack_is_never_sent_to_another_address(tmp_path: Path) -> None:
+    write_connection(tmp_path / ".tenure")
+    with pytest.raises(NotConfigured, match="TENURE_TOKEN"):
+        find_connection(environment={"TENURE_URL": "http://far:1"})
+
+
+def test_tokens_that_others_may_read_are_not_used(tmp_path: Path) -> None:
+    write_connection(tmp_path / ".tenure", mode=0o644)
+    with pytest.raises(SetupError, match="chmod 600"):
+        find_connection()
+
+
+def test_a_token_file_is_read_and_both_forms_at_once_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("from-file\n")
+    environment = {"TENURE_TOKEN_FILE": str(file)}
+    assert find_connection(environment=environment).token == "from-file"
+    with pytest.raises(NotConfigured, match="both"):
+        find_connection(environment=environment | {"TENURE_TOKEN": "x"})
+    with pytest.raises(NotConfigured, match="cannot be read"):
+        find_connection(environment={"TENURE_TOKEN_FILE": str(tmp_path / "missing")})
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        ("90s", timedelta(seconds=90)),
+        ("1h30m", timedelta(hours=1, minutes=30)),
+        ("+2d", timedelta(days=2)),
+    ],
+)
+def test_lengths_count_from_now(text: str, length: timedelta) -> None:
+    assert read_instant(text, "--deadline", now=NOW) == NOW + length
+
+
+def test_instants_have_a_zone_or_are_local() -> None:
+    assert read_instant("2026-12-24T18:00:00Z", "--deadline") == datetime(
+        2026, 12, 24, 18, tzinfo=UTC
+    )
+    assert read_instant("2026-12-24 18:00", "--deadline").tzinfo is not None
+
+
+@pytest.mark.parametrize("text", ["", "+", "soon", "1w", "m", "99999999999d", "-5s"])
+def test_what_is_no_point_in_time_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError, match="--deadline"):
+        read_instant(text, "--deadline", now=NOW)
