@@ -21,8 +21,21 @@ _UNSTAMPED_TIME: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def encode_unstamped(event: Event) -> bytes:
-    """The event without its ``time``, ready for ``stamp``: JSON text from ``{`` on."""
-    return event.model_dump_json(exclude={"time"}, exclude_none=True).encode()
+    """The event without its ``time``, ready for ``stamp``: JSON text from ``{`` on.
+
+    Absent attributes are left out; ``previous_state`` is always there (EVENT-01).
+    """
+    attributes = {
+        name: value
+        for name, value in event.__dict__.items()
+        if value is not None and name not in ("time", "data")
+    }
+    attributes["data"] = {
+        name: value
+        for name, value in event.data.__dict__.items()
+        if value is not None or name == "previous_state"
+    }
+    return to_json(attributes)
 
 
 def unstamped(**attributes: Any) -> Event:

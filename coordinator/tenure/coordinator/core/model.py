@@ -89,7 +89,6 @@ class IncarnationRow:
     state: NodeState
     version: int
     sequence: int
-    queue: str
     slots: int
     cpu_millis: int | None
     memory_bytes: int | None
@@ -116,13 +115,12 @@ class ReceiptRow:
 
 @dataclass(frozen=True, slots=True)
 class StoredCommand:
-    """Outcome of a command that was seen before. ``reply`` is JSON text."""
+    """Outcome of a command that was seen before."""
 
     command_id: CommandId
     tenant: TenantId
     fingerprint: bytes
-    outcome: str
-    reply: str
+    reply: "Reply"
     at: int
 
 
@@ -147,9 +145,7 @@ class Snapshot:
     attempt: AttemptRow | None = None  # the presented one, else the task's current one
     incarnation: IncarnationRow | None = None
     previous_incarnation: IncarnationRow | None = None  # current holder of the node's name
-    active_receipt: ReceiptRow | None = None
     same_content_receipt: ReceiptRow | None = None
-    input_text: str | None = None
 
 
 # Commands -------------------------------------------------------------------------------------
@@ -298,6 +294,7 @@ class Register(Command):
 class ChangeNode(Command):
     """A node drains, or its process ends. ``next_state`` is draining or gone."""
 
+    node_id: NodeId
     incarnation: IncarnationId
     next_state: NodeState
 
@@ -362,7 +359,6 @@ class Reads:
     deadline_open: bool = False  # the task's deadline is ahead, or it has none
     deadline_passed: bool = False
     seen_within: int | None = None  # the incarnation was heard of within these microseconds
-    capacity: bool = False  # the incarnation's counters admit the item's new reservation
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,7 +407,7 @@ class AttemptCreated:
     fencing_token: FencingToken
     policy_version: int
     lease_microseconds: int
-    scope_text: str
+    type: str  # the one operation that the lease's scope permits so far
     dispatch_event_id: EventId
     resources: ResourceAmounts
 
@@ -494,7 +490,8 @@ Write: TypeAlias = (
 class Happened:
     """One event of a decision, before it is encoded.
 
-    ``queue``: a copy of the event also goes to this queue, where a route is required.
+    ``to_node``: a copy of the event also goes to this incarnation's queue, where a route is
+    required.
     """
 
     event_id: EventId
@@ -517,7 +514,7 @@ class Happened:
     receipt_id: str | None = None
     retry_not_before: int | None = None
     cancel_requested: bool | None = None
-    queue: str | None = None
+    to_node: IncarnationId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -525,7 +522,7 @@ class Reply:
     """What the caller is told. Stored with the command; ``expires_at`` becomes what remains at the
     moment of answering."""
 
-    outcome: str  # "applied" or "recorded"
+    outcome: str  # "applied"; "recorded": kept as evidence; "ended": there was nothing to do
     code: str | None = None
     message: str | None = None
     task_id: TaskId | None = None
@@ -552,7 +549,7 @@ class Answered:
     """Nothing changes because it already happened under another command id: the original answer."""
 
     reply: Reply
-    at: int
+    at: int | None  # when; None: the moment of answering
 
 
 @dataclass(frozen=True, slots=True)

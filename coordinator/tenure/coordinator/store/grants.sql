@@ -19,3 +19,12 @@ grant select on
 to :"relay";
 
 grant execute on function tenure.ensure_log_partitions(integer) to :"coordinator";
+grant execute on function
+    tenure.confirmed_epoch(),
+    tenure.redispatch(uuid[], interval),
+    tenure.commit_batch(
+        tenure.commit_item[], tenure.task_insert[], tenure.task_update[], tenure.attempt_insert[],
+        tenure.attempt_update[], tenure.lease_renewal[], tenure.receipt_insert[],
+        tenure.incarnation_insert[], tenure.incarnation_update[], tenure.task_type_upsert[],
+        tenure.event_append[], uuid[])
+to :"coordinator";

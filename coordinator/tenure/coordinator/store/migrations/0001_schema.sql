@@ -22,7 +22,7 @@ create table commands (
     fingerprint bytea not null,
     outcome text not null,
     reply json not null,
-    at timestamptz not null
+    decided_at timestamptz not null
 );
 
 create table task_types (
@@ -106,6 +106,7 @@ create table attempts (
     accepted_at timestamptz,
     started_at timestamptz,
     ended_at timestamptz,
+    decided_at timestamptz not null,
     unique (task_id, ordinal),
     constraint ended_attempts_have_an_end check (
         (state in ('delivered', 'rejected', 'failed', 'cancelled', 'expired'))

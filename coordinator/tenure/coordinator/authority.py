@@ -1,0 +1,142 @@
+"""The authority as the rest of the coordinator sees it: its lanes over one database."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final, cast
+
+from tenure.contract.ids import IncarnationId
+from tenure.contract.topology import DEFAULT_PREFIX
+from tenure.coordinator.core.model import (
+    Accepted,
+    Allocate,
+    AnyCommand,
+    AttemptCommand,
+    Cancel,
+    ChangeNode,
+    Expire,
+    Happened,
+    LeasePolicy,
+    Outcome,
+    Register,
+    Renew,
+    Snapshot,
+    Submit,
+)
+from tenure.coordinator.lanes import Lane, Observer
+from tenure.coordinator.store.commit import Committed, commit
+from tenure.coordinator.store.load import (
+    Loaded,
+    load_allocations,
+    load_attempts,
+    load_nodes,
+    load_submissions,
+)
+from tenure.coordinator.store.postgres import Pool
+
+LANE_NAMES: Final = ("submissions", "reports", "renewals", "allocations", "nodes")
+
+
+class Authority:
+    """Implements ``Admission``. Renewals have a lane and a pool of their own, so that they never
+    queue behind bulk work."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        renewal_pool: Pool,
+        observer: Observer,
+        *,
+        policy: LeasePolicy | None = None,
+        prefix: str = DEFAULT_PREFIX,
+    ) -> None:
+        self.policy = policy or LeasePolicy()
+        self._prefix = prefix
+        self._observer = observer
+        self._callbacks: list[Callable[[Sequence[Happened]], None]] = []
+        self._submissions = self._lane("submissions", pool, load_submissions)
+        self._reports = self._lane("reports", pool, load_attempts)
+        self._renewals = self._lane("renewals", renewal_pool, load_attempts)
+        self._allocations = self._lane("allocations", pool, load_allocations)
+        self._nodes = self._lane("nodes", pool, load_nodes)
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """All lanes, for their metrics."""
+        return (
+            self._submissions,
+            self._reports,
+            self._renewals,
+            self._allocations,
+            self._nodes,
+        )
+
+    async def run(self) -> None:
+        """Work until ``close``; returns when every command has its answer."""
+        async with asyncio.TaskGroup() as group:
+            for lane in self.lanes:
+                group.create_task(lane.run(), name=f"lane {lane.name}")
+
+    def close(self) -> None:
+        """Take nothing new."""
+        for lane in self.lanes:
+            lane.close()
+
+    async def submit(self, commands: Sequence[Submit]) -> list[Outcome]:
+        """Record tasks."""
+        return await self._submissions.submit(commands)
+
+    async def report(self, commands: Sequence[AttemptCommand]) -> list[Outcome]:
+        """What executors say about attempts."""
+        return await self._reports.submit(cast("Sequence[AnyCommand]", commands))
+
+    async def renew(self, commands: Sequence[Renew], seen: IncarnationId) -> list[Outcome]:
+        """Extend leases, and record that the incarnation was heard of."""
+        return await self._renewals.submit(commands, seen=seen)
+
+    async def cancel(self, command: Cancel) -> Outcome:
+        """End a task, or ask its attempt to."""
+        return (await self._reports.submit([command]))[0]
+
+    async def register(self, command: Register) -> Outcome:
+        """Make an incarnation its node's current one."""
+        return (await self._nodes.submit([command]))[0]
+
+    async def change_node(self, command: ChangeNode) -> Outcome:
+        """Drain an incarnation, or record that it is gone."""
+        return (await self._nodes.submit([command]))[0]
+
+    async def allocate(
+        self, commands: Sequence[Allocate], snapshots: Sequence[tuple[Snapshot, int]]
+    ) -> list[Outcome]:
+        """Give waiting tasks to nodes; the scheduler has just loaded what they are decided from."""
+        return await self._allocations.submit(commands, snapshots=snapshots)
+
+    async def expire(self, commands: Sequence[Expire]) -> list[Outcome]:
+        """End what has lost its authority or its time."""
+        return await self._reports.submit(commands)
+
+    def on_commit(self, callback: Callable[[Sequence[Happened]], None]) -> None:
+        """Call ``callback`` after each commit with its events. It must neither wait nor raise."""
+        self._callbacks.append(callback)
+
+    def _committed(self, events: Sequence[Happened]) -> None:
+        for callback in self._callbacks:
+            callback(events)
+
+    def _lane(
+        self, name: str, pool: Pool, load: Callable[[Pool, Sequence[Any]], Awaitable[Loaded]]
+    ) -> Lane:
+        async def commit_items(
+            items: Sequence[tuple[AnyCommand, Accepted]], seen: Sequence[IncarnationId]
+        ) -> Committed:
+            return await commit(pool, items, seen=seen, prefix=self._prefix)
+
+        return Lane(
+            name,
+            partial(load, pool),
+            commit_items,
+            lambda: self.policy,
+            self._observer,
+            self._committed,
+        )

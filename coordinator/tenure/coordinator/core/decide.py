@@ -1,0 +1,78 @@
+"""The one entry: a command and what was loaded, in; a decision, out. Pure."""
+
+from typing import assert_never
+
+from tenure.contract.codes import Code
+from tenure.coordinator.core import attempt, lease, node, receipt, task
+from tenure.coordinator.core.model import (
+    Accept,
+    Allocate,
+    Answered,
+    AnyCommand,
+    Cancel,
+    ChangeNode,
+    ConfirmCancel,
+    Decision,
+    Deliver,
+    Expire,
+    Fail,
+    LeasePolicy,
+    Minted,
+    Refused,
+    Register,
+    Reject,
+    Renew,
+    Snapshot,
+    Start,
+    Submit,
+    Take,
+)
+
+EVENTS_PER_COMMAND = 2
+"""How many event ids a decision may need at most."""
+
+
+def decide(
+    command: AnyCommand, snapshot: Snapshot, now: int, minted: Minted, policy: LeasePolicy
+) -> Decision:
+    """Decide one command. ``now`` is the authority's clock as loaded, in microseconds.
+
+    A command that was seen before gets its first answer, before anything else is looked at, so that
+    repeating after an unknown outcome is safe even when the authority is gone by then.
+    """
+    stored = snapshot.command
+    if stored is not None:
+        if stored.fingerprint == command.fingerprint and stored.tenant == command.tenant:
+            return Answered(stored.reply, stored.at)
+        return Refused(Code.IDEMPOTENCY_CONFLICT, "this id was used before with other content")
+    match command:
+        case Submit():
+            return task.submit(command, snapshot, now, minted)
+        case Cancel():
+            return task.cancel(command, snapshot, minted)
+        case Accept():
+            return attempt.accept(command, snapshot, now, minted)
+        case Start():
+            return attempt.start(command, snapshot, now, minted)
+        case Take():
+            return attempt.take(command, snapshot, now, minted)
+        case Deliver():
+            return receipt.deliver(command, snapshot, now, minted)
+        case Fail():
+            return attempt.fail(command, snapshot, now, minted, policy)
+        case Reject():
+            return attempt.reject(command, snapshot, now, minted)
+        case ConfirmCancel():
+            return attempt.confirm_cancel(command, snapshot, now, minted)
+        case Renew():
+            return lease.renew(command, snapshot, now)
+        case Allocate():
+            return lease.allocate(command, snapshot, now, minted, policy)
+        case Expire():
+            return lease.expire(command, snapshot, now, minted)
+        case Register():
+            return node.register(command, snapshot, minted)
+        case ChangeNode():
+            return node.change_node(command, snapshot, minted)
+        case _:
+            assert_never(command)

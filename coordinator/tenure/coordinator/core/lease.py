@@ -1,0 +1,248 @@
+"""Decisions about authority: granting, renewing and ending it.
+
+A lease is for liveness, its fencing token for safety. It is granted with the attempt and the
+reservation in one commit (LEASE-01), renewed only while it is current and live (LEASE-06), and ends
+by its expiry or by supersession, judged by the authority's clock alone (LEASE-05).
+"""
+
+from dataclasses import replace
+
+from tenure.contract.codes import Code, Reason
+from tenure.contract.ids import fencing_token
+from tenure.contract.states import AttemptState, Effects, EntityType, NodeState, TaskState
+from tenure.coordinator.core.filters import exclusion
+from tenure.coordinator.core.guards import find_authorized, reads_of
+from tenure.coordinator.core.happenings import attempt_became, ended, task_became, unchanged
+from tenure.coordinator.core.model import (
+    Accepted,
+    Allocate,
+    AttemptChanged,
+    AttemptCreated,
+    AttemptRow,
+    Decision,
+    Expire,
+    Happened,
+    LeasePolicy,
+    LeaseRenewed,
+    Minted,
+    Reads,
+    Refused,
+    Renew,
+    Reply,
+    Snapshot,
+    TaskChanged,
+    TaskRow,
+)
+
+_RENEWABLE = frozenset({AttemptState.ACCEPTED, AttemptState.RUNNING})
+
+
+def allocate(
+    command: Allocate, snapshot: Snapshot, now: int, minted: Minted, policy: LeasePolicy
+) -> Decision:
+    """Give a waiting task to a node: reservation, attempt, lease and event in one commit.
+
+    The generation grows with every allocation, in the row and under its lock, so no token is ever
+    granted twice (LEASE-04).
+    """
+    task, node = snapshot.task, snapshot.incarnation
+    if task is None or node is None:
+        return Refused(Code.NOT_FOUND, "no such task or node")
+    if task.state is not TaskState.OPEN or task.current_attempt_id is not None:
+        return Refused(Code.WRONG_STATE, "the task does not wait")
+    if task.not_before is not None and task.not_before > now:
+        return Refused(Code.WRONG_STATE, "the task waits for its time")
+    if task.deadline is not None and task.deadline <= now:
+        return Refused(Code.WRONG_STATE, "the deadline has passed", Reason.DEADLINE_PASSED)
+    if node.state is not NodeState.ACTIVE or node.tenant != task.tenant:
+        return Refused(Code.NODE_GONE, "the node takes no new work")
+    if node.last_seen_at <= now - policy.node_silence_microseconds:
+        return Refused(Code.NODE_GONE, "the node has not been heard of")
+    excluded = exclusion(task, node)
+    if excluded is not None:
+        return Refused(Code.WRONG_STATE, f"the node is excluded: {excluded.value}")
+    generation = task.generation + 1
+    token = fencing_token(snapshot.epoch, generation)
+    created = AttemptCreated(
+        attempt_id=command.attempt_id,
+        task_id=task.task_id,
+        tenant=task.tenant,
+        ordinal=generation,
+        node_id=node.node_id,
+        incarnation=node.incarnation,
+        lease_id=command.lease_id,
+        fencing_token=token,
+        policy_version=policy.version,
+        lease_microseconds=policy.lease_microseconds,
+        type=task.type,
+        dispatch_event_id=minted.event_ids[0],
+        resources=task.resources,
+    )
+    event = Happened(
+        event_id=minted.event_ids[0],
+        entity_type=EntityType.ATTEMPT,
+        entity_id=command.attempt_id,
+        tenant=task.tenant,
+        epoch=snapshot.epoch,
+        sequence=1,
+        actor=command.actor,
+        previous_state=None,
+        next_state=AttemptState.SUBMITTED.value,
+        task_id=task.task_id,
+        attempt_id=command.attempt_id,
+        task_type=task.type,
+        node_id=node.node_id,
+        incarnation=node.incarnation,
+        fencing_token=token,
+        ordinal=generation,
+        to_node=node.incarnation,
+    )
+    return Accepted(
+        reads=Reads(
+            epoch=snapshot.epoch,
+            task_id=task.task_id,
+            task_version=task.version,
+            incarnation=node.incarnation,
+            incarnation_version=node.version,
+            not_before_passed=True,
+            deadline_open=True,
+            seen_within=policy.node_silence_microseconds,
+        ),
+        reply=Reply(
+            "applied",
+            task_id=task.task_id,
+            task_state=task.state,
+            attempt_state=AttemptState.SUBMITTED,
+            generation=generation,
+        ),
+        writes=(
+            created,
+            replace(unchanged(task), generation=generation, current_attempt_id=command.attempt_id),
+        ),
+        events=(event,),
+    )
+
+
+def renew(command: Renew, snapshot: Snapshot, now: int) -> Decision:
+    """More time for a current, live lease. No event: the commit records prior and new expiry."""
+    found = find_authorized(command, snapshot, now, _RENEWABLE)
+    if isinstance(found, Refused):
+        return found
+    task, attempt = found
+    expires_at = now + attempt.lease_microseconds
+    if task.deadline is not None:
+        expires_at = min(expires_at, task.deadline)
+    return Accepted(
+        reads=reads_of(snapshot, task, attempt, lease_live=True),
+        reply=Reply(
+            "applied",
+            task_id=task.task_id,
+            attempt_state=attempt.state,
+            # Judged from ``now`` as loaded: the commit's is later, so this is never too long.
+            expires_at=max(expires_at, attempt.expires_at),
+            cancel_requested=task.cancel_requested_at is not None,
+        ),
+        writes=(LeaseRenewed(attempt.attempt_id, command.actor),),
+    )
+
+
+def expire(command: Expire, snapshot: Snapshot, now: int, minted: Minted) -> Decision:
+    """End an attempt whose lease ran out, or a task whose deadline passed while nobody had it.
+
+    Housekeeping only: nothing becomes valid again when it does not run.
+    """
+    task, attempt = snapshot.task, snapshot.attempt
+    if task is None:
+        return Refused(Code.NOT_FOUND, "no such task")
+    if task.current_attempt_id is None:
+        return _expire_waiting(command, snapshot, task, now, minted)
+    if attempt is None or attempt.attempt_id != task.current_attempt_id:
+        return Refused(Code.UNKNOWN_ATTEMPT, "the current attempt was not loaded")
+    if attempt.state not in _RENEWABLE | {AttemptState.SUBMITTED}:
+        return Refused(Code.WRONG_STATE, f"the attempt is {attempt.state.value}")
+    if attempt.expires_at > now:
+        return Refused(Code.WRONG_STATE, "the lease is live")
+    past_deadline = task.deadline is not None and task.deadline <= now
+    if attempt.state is AttemptState.SUBMITTED:
+        state, reason = AttemptState.CANCELLED, Reason.ACCEPTANCE_TIMEOUT
+    else:
+        state, reason = AttemptState.EXPIRED, Reason.LEASE_EXPIRED
+        if past_deadline:
+            reason = Reason.DEADLINE_PASSED
+    change = _after_loss(task, attempt, past_deadline=past_deadline)
+    events: tuple[Happened, ...] = (
+        attempt_became(
+            task,
+            attempt,
+            state,
+            event_id=minted.event_ids[0],
+            epoch=snapshot.epoch,
+            actor=command.actor,
+            reason=reason,
+        ),
+    )
+    if change.state is not task.state:
+        events += (
+            task_became(
+                task,
+                change.state,
+                event_id=minted.event_ids[1],
+                epoch=snapshot.epoch,
+                actor=command.actor,
+                reason=change.reason,
+            ),
+        )
+    return Accepted(
+        reads=replace(
+            reads_of(snapshot, task, attempt, lease_over=True),
+            deadline_passed=past_deadline,
+            deadline_open=not past_deadline,
+        ),
+        reply=Reply("applied", task_id=task.task_id, task_state=change.state, attempt_state=state),
+        writes=(
+            AttemptChanged(attempt.attempt_id, state, reason, None, attempt.sequence + 1),
+            change,
+        ),
+        events=events,
+    )
+
+
+def _after_loss(task: TaskRow, attempt: AttemptRow, *, past_deadline: bool) -> TaskChanged:
+    """What becomes of a task whose attempt was lost (STATE-05). Being lost burns no attempt."""
+    if task.cancel_requested_at is not None:
+        return ended(task, TaskState.CANCELLED, Reason.CANCEL_REQUESTED, None)
+    if past_deadline:
+        return ended(task, TaskState.EXPIRED, Reason.DEADLINE_PASSED, None)
+    if task.effects is Effects.UNGUARDED and attempt.state in _RENEWABLE:
+        return replace(
+            unchanged(task),
+            state=TaskState.HELD,
+            reason=Reason.LOST_WITH_POSSIBLE_EFFECT,
+            sequence=task.sequence + 1,
+            current_attempt_id=None,
+        )
+    return replace(unchanged(task), current_attempt_id=None)
+
+
+def _expire_waiting(
+    command: Expire, snapshot: Snapshot, task: TaskRow, now: int, minted: Minted
+) -> Decision:
+    if task.state not in (TaskState.OPEN, TaskState.HELD):
+        return Refused(Code.WRONG_STATE, "the task has ended")
+    if task.deadline is None or task.deadline > now:
+        return Refused(Code.WRONG_STATE, "the deadline has not passed")
+    return Accepted(
+        reads=replace(reads_of(snapshot, task), deadline_passed=True),
+        reply=Reply("applied", task_id=task.task_id, task_state=TaskState.EXPIRED),
+        writes=(ended(task, TaskState.EXPIRED, Reason.DEADLINE_PASSED, None),),
+        events=(
+            task_became(
+                task,
+                TaskState.EXPIRED,
+                event_id=minted.event_ids[0],
+                epoch=snapshot.epoch,
+                actor=command.actor,
+                reason=Reason.DEADLINE_PASSED,
+            ),
+        ),
+    )

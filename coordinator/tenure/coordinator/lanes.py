@@ -1,0 +1,353 @@
+"""Lanes: commands queue up, and what has queued up while a batch was in flight is the next batch.
+
+Each batch is load → decide → commit. No timer: an idle lane adds no delay, a busy one grows its
+batches. An item whose guards did not hold is loaded and decided again; a commit whose outcome is
+unknown is repeated with the same command ids, which is safe by design. The lane's work belongs to
+no request: a caller that goes away cancels nothing.
+"""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+from uuid import uuid4
+
+import structlog
+
+from tenure.contract.codes import Code
+from tenure.contract.ids import EventId, IncarnationId
+from tenure.coordinator.core.decide import EVENTS_PER_COMMAND, decide
+from tenure.coordinator.core.model import (
+    Accepted,
+    Answered,
+    AnyCommand,
+    ChangeNode,
+    Happened,
+    LeasePolicy,
+    Minted,
+    Outcome,
+    Refused,
+    Register,
+    Reply,
+    Snapshot,
+    Submit,
+)
+from tenure.coordinator.errors import Overloaded, Unavailable
+from tenure.coordinator.store.commit import MAX_ITEMS, Committed, ItemOutcome
+from tenure.coordinator.store.load import Loaded
+from tenure.coordinator.store.postgres import ConnectionLost, PostgresError, TryAgain
+
+log = structlog.get_logger()
+
+DEADLINE_SECONDS: Final = 12.0
+"""How long a command is tried before its caller is told to repeat it."""
+MAX_QUEUED: Final = 20_000
+_PAUSE_CAP_SECONDS: Final = 1.0
+
+
+class Observer(Protocol):
+    """Told about what a lane does, for the metrics. Must neither wait nor raise."""
+
+    def batch_committed(self, lane: str, items: int, applied: int) -> None:
+        """A commit came back."""
+
+    def refused(self, lane: str, code: str) -> None:
+        """A command was refused."""
+
+    def stalled(self, lane: str, error: str) -> None:
+        """A batch failed and will be tried again."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """A command on its way. ``snapshot`` is used once when the caller had just loaded it."""
+
+    command: AnyCommand | None  # None: only mark ``seen``
+    deadline: float
+    answer: asyncio.Future[Outcome]
+    seen: IncarnationId | None = None
+    snapshot: tuple[Snapshot, int] | None = None
+    input_text: str | None = None
+    task_type: str | None = None
+
+
+LoadFunction = Callable[[Sequence[AnyCommand]], Awaitable[Loaded]]
+CommitFunction = Callable[
+    [Sequence[tuple[AnyCommand, Accepted]], Sequence[IncarnationId]], Awaitable[Committed]
+]
+
+
+class Lane:
+    """One queue of commands about tasks, attempts or nodes, and the loop that empties it."""
+
+    def __init__(
+        self,
+        name: str,
+        load: LoadFunction,
+        commit: CommitFunction,
+        policy: Callable[[], LeasePolicy],
+        observer: Observer,
+        on_commit: Callable[[Sequence[Happened]], None],
+    ) -> None:
+        self.name = name
+        self._load = load
+        self._commit = commit
+        self._policy = policy
+        self._observer = observer
+        self._on_commit = on_commit
+        self._queue: deque[Entry] = deque()
+        self._filled = asyncio.Event()
+        self._closing = False
+        self._batch_limit = MAX_ITEMS
+
+    @property
+    def queued(self) -> int:
+        """Commands that wait, the batch in flight not counted."""
+        return len(self._queue)
+
+    async def run(self) -> None:
+        """Empty the queue until ``close``; returns when the last answer has been given."""
+        failures = 0
+        while True:
+            if not self._queue:
+                if self._closing:
+                    return
+                self._filled.clear()
+                await self._filled.wait()
+                continue
+            batch = self._take_batch()
+            if batch and await self._process(batch):
+                failures = 0
+                self._batch_limit = min(MAX_ITEMS, self._batch_limit * 2)
+            elif batch:
+                failures += 1
+                await asyncio.sleep(random.uniform(0, min(_PAUSE_CAP_SECONDS, 0.01 * 2**failures)))
+
+    def close(self) -> None:
+        """Take nothing new; ``run`` returns once everything queued has its answer."""
+        self._closing = True
+        self._filled.set()
+
+    async def submit(
+        self,
+        commands: Iterable[AnyCommand],
+        *,
+        snapshots: Sequence[tuple[Snapshot, int]] | None = None,
+        seen: IncarnationId | None = None,
+    ) -> list[Outcome]:
+        """Outcomes in the order of the commands.
+
+        Raises Overloaded when too much is queued, Unavailable when the deadline passed: nothing is
+        known to have changed then, and repeating the same commands is safe.
+        """
+        if self._closing:
+            raise Unavailable("this replica is stopping.")
+        entries = self._entries(list(commands), snapshots, seen)
+        if len(self._queue) + len(entries) > MAX_QUEUED:
+            raise Overloaded(f"{len(self._queue)} commands wait already.")
+        self._queue.extend(entries)
+        self._filled.set()
+        answers = await asyncio.gather(*(e.answer for e in entries), return_exceptions=True)
+        outcomes: list[Outcome] = []
+        for entry, answer in zip(entries, answers, strict=True):
+            if isinstance(answer, BaseException):
+                raise answer
+            if entry.command is not None:
+                outcomes.append(answer)
+        return outcomes
+
+    def _entries(
+        self,
+        commands: Sequence[AnyCommand],
+        snapshots: Sequence[tuple[Snapshot, int]] | None,
+        seen: IncarnationId | None,
+    ) -> list[Entry]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + DEADLINE_SECONDS
+        entries = [Entry(c, deadline, loop.create_future()) for c in commands]
+        if snapshots is not None:
+            for entry, snapshot in zip(entries, snapshots, strict=True):
+                entry.snapshot = snapshot
+        if seen is not None:
+            entries.append(Entry(None, deadline, loop.create_future(), seen=seen))
+        return entries
+
+    def _take_batch(self) -> list[Entry]:
+        """The next entries, at most one for each task or node, the order of each kept."""
+        now = asyncio.get_running_loop().time()
+        batch: list[Entry] = []
+        left: deque[Entry] = deque()
+        keys: set[str] = set()
+        while self._queue and len(batch) < self._batch_limit:
+            entry = self._queue.popleft()
+            if entry.answer.done():
+                continue
+            if entry.deadline < now:
+                entry.answer.set_exception(
+                    Unavailable("the database did not answer before the deadline.")
+                )
+                continue
+            key = _row_key(entry)
+            if key is not None and key in keys:
+                left.append(entry)
+                continue
+            if key is not None:
+                keys.add(key)
+            batch.append(entry)
+        self._queue.extendleft(reversed(left))
+        return batch
+
+    async def _process(self, batch: list[Entry]) -> bool:
+        """One round over ``batch``; what is left goes back to the head of the queue.
+
+        Returns whether the database answered.
+        """
+        try:
+            again = await self._round(batch)
+        except TryAgain as error:
+            self._batch_limit = max(1, len(batch) // 2)
+            return self._postpone(batch, error)
+        except ConnectionLost as error:
+            return self._postpone(batch, error)
+        except PostgresError as error:
+            # Nothing was applied: a call is all or nothing on errors. Find the item that caused it.
+            if len(batch) == 1:
+                self._refuse_internally(batch[0], error)
+                return True
+            middle = len(batch) // 2
+            return await self._process(batch[:middle]) & await self._process(batch[middle:])
+        self._queue.extendleft(reversed(again))
+        return True
+
+    async def _round(self, batch: list[Entry]) -> list[Entry]:
+        items = await self._decide(batch)
+        seen = sorted({entry.seen for entry in batch if entry.seen is not None})
+        if not items and not seen:
+            return []
+        committed = await self._commit(
+            [(_command(entry), accepted) for entry, accepted in items], seen
+        )
+        self._observer.batch_committed(
+            self.name, len(items), committed.outcomes.count(ItemOutcome.APPLIED)
+        )
+        for entry in batch:
+            if entry.command is None and not entry.answer.done():
+                entry.answer.set_result(Outcome(committed.now, committed.now))
+        again: list[Entry] = []
+        happened: list[Happened] = []
+        for (entry, accepted), outcome, at in zip(
+            items, committed.outcomes, committed.decided, strict=True
+        ):
+            if outcome is ItemOutcome.APPLIED:
+                happened.extend(accepted.events)
+                self._answer(entry, committed.now, at, accepted.reply)
+            elif outcome is ItemOutcome.AUTHORITY_UNCONFIRMED:
+                self._refuse(entry, committed.now, _UNCONFIRMED)
+            else:
+                again.append(entry)
+        if happened:
+            self._on_commit(happened)
+        return again
+
+    async def _decide(self, batch: list[Entry]) -> list[tuple[Entry, Accepted]]:
+        """Decide every entry; answers what needs no commit."""
+        await self._load_missing(batch)
+        policy = self._policy()
+        decided: list[tuple[Entry, Accepted]] = []
+        for entry in batch:
+            if entry.command is None or entry.snapshot is None:
+                continue
+            (snapshot, now), entry.snapshot = entry.snapshot, None
+            entry.task_type = None if snapshot.task is None else snapshot.task.type
+            decision = decide(entry.command, snapshot, now, _mint(), policy)
+            match decision:
+                case Accepted():
+                    decided.append((entry, decision))
+                case Answered():
+                    at = now if decision.at is None else decision.at
+                    self._answer(entry, now, at, decision.reply, replayed=True)
+                case Refused():
+                    self._refuse(entry, now, decision)
+        return decided
+
+    async def _load_missing(self, batch: list[Entry]) -> None:
+        """Give every entry with a command a snapshot; refuse all when the authority is in doubt."""
+        missing = [e for e in batch if e.command is not None and e.snapshot is None]
+        if not missing:
+            return
+        loaded = await self._load([_command(entry) for entry in missing])
+        for number, (entry, snapshot) in enumerate(zip(missing, loaded.snapshots, strict=True)):
+            if not loaded.confirmed:
+                self._refuse(entry, loaded.now, _UNCONFIRMED)
+                continue
+            entry.snapshot = (snapshot, loaded.now)
+            if loaded.inputs:
+                entry.input_text = loaded.inputs[number]
+
+    def _answer(
+        self, entry: Entry, now: int, at: int, reply: Reply, *, replayed: bool = False
+    ) -> None:
+        if not entry.answer.done():
+            entry.answer.set_result(
+                Outcome(
+                    now,
+                    at,
+                    reply=reply,
+                    replayed=replayed,
+                    input_text=entry.input_text,
+                    task_type=entry.task_type,
+                )
+            )
+
+    def _refuse(self, entry: Entry, now: int, refused: Refused) -> None:
+        self._observer.refused(self.name, refused.code)
+        if not entry.answer.done():
+            entry.answer.set_result(Outcome(now, now, refused=refused))
+
+    def _refuse_internally(self, entry: Entry, error: PostgresError) -> None:
+        log.error(
+            "item refused by the database",
+            lane=self.name,
+            command=type(entry.command).__name__,
+            sqlstate=error.sqlstate,
+            error=str(error),
+        )
+        if entry.command is None:
+            entry.answer.set_exception(Unavailable("the database refused the statement."))
+        else:
+            self._refuse(
+                entry, 0, Refused(Code.INTERNAL_REFUSED, "the database refused this command")
+            )
+
+    def _postpone(self, batch: list[Entry], error: BaseException) -> bool:
+        self._queue.extendleft(reversed(batch))
+        self._observer.stalled(self.name, type(error).__name__)
+        return False
+
+
+def _command(entry: Entry) -> AnyCommand:
+    assert entry.command is not None
+    return entry.command
+
+
+def _row_key(entry: Entry) -> str | None:
+    """What two entries of one batch may not share: the row that they change."""
+    match entry.command:
+        case None | Submit():
+            return None if entry.command is None else entry.command.command_id
+        case Register() | ChangeNode():
+            return f"{entry.command.tenant}/{entry.command.node_id}"
+        case _:
+            return entry.command.task_id
+
+
+def _mint() -> Minted:
+    return Minted(tuple(EventId(str(uuid4())) for _ in range(EVENTS_PER_COMMAND)), random.random())
+
+
+_UNCONFIRMED: Final = Refused(
+    Code.AUTHORITY_UNCONFIRMED,
+    "the running database server is not the one this authority was opened on",
+)

@@ -1,0 +1,111 @@
+"""Gives waiting tasks to nodes. A loop without rules: what it finds becomes commands for a lane.
+
+Any number of replicas may run it: the commit's guards decide which allocation of a task holds.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+
+import structlog
+from uuid_utils.compat import uuid7
+
+from tenure.contract.ids import AttemptId, CommandId, LeaseId
+from tenure.coordinator.authority import Authority
+from tenure.coordinator.core.model import Allocate, Happened, IncarnationRow, Snapshot, TaskRow
+from tenure.coordinator.core.ranking import plan
+from tenure.coordinator.errors import Retryable
+from tenure.coordinator.store import named_queries
+from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError
+from tenure.coordinator.store.rows import incarnation_row, task_row, to_microseconds
+
+log = structlog.get_logger()
+
+ACTOR: Final = "scheduler"
+BATCH: Final = 256
+TICK_SECONDS: Final = 0.25
+"""How soon this replica notices what other replicas committed, and tasks whose time has come."""
+
+_QUERIES: Final = named_queries.load("loops.sql")
+
+
+class Scheduler:
+    """Wakes at its replica's own commits, and every tick."""
+
+    def __init__(self, pool: Pool, authority: Authority) -> None:
+        self._pool = pool
+        self._authority = authority
+        self._due = asyncio.Event()
+        self.last_run_at: float | None = None
+        authority.on_commit(self._wake)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                allocated = await self.step()
+                self.last_run_at = asyncio.get_running_loop().time()
+            except (Retryable, PostgresError, *ConnectionLost) as error:
+                log.warning("scheduler stalled", error=str(error) or type(error).__name__)
+                allocated = 0
+                await asyncio.sleep(random.uniform(0.1, 1.0))
+            if allocated < BATCH:
+                await self._wait()
+
+    async def step(self) -> int:
+        """One look at the waiting tasks; how many allocations were applied."""
+        self._due.clear()
+        async with self._pool.acquire() as connection:
+            silence = timedelta(microseconds=self._authority.policy.node_silence_microseconds)
+            node_records = await connection.fetch(_QUERIES["free_nodes"], silence)
+            if not node_records:
+                return 0
+            task_records = await connection.fetch(_QUERIES["waiting_tasks"], BATCH)
+        if not task_records or task_records[0]["epoch"] is None:
+            return 0
+        nodes = [row for row in map(incarnation_row, node_records) if row is not None]
+        tasks = [row for row in map(task_row, task_records) if row is not None]
+        return await self._allocate(
+            tasks, nodes, task_records[0]["epoch"], to_microseconds(task_records[0]["clock"])
+        )
+
+    async def _allocate(
+        self, tasks: Sequence[TaskRow], nodes: Sequence[IncarnationRow], epoch: int, now: int
+    ) -> int:
+        task_by_id = {task.task_id: task for task in tasks}
+        node_by_id = {node.incarnation: node for node in nodes}
+        commands: list[Allocate] = []
+        snapshots: list[tuple[Snapshot, int]] = []
+        for task_id, incarnation in plan(tasks, nodes):
+            task, node = task_by_id[task_id], node_by_id[incarnation]
+            attempt_id = str(uuid7())
+            commands.append(
+                Allocate(
+                    command_id=CommandId(attempt_id),
+                    fingerprint=b"",
+                    tenant=task.tenant,
+                    actor=ACTOR,
+                    task_id=task_id,
+                    incarnation=incarnation,
+                    attempt_id=AttemptId(attempt_id),
+                    lease_id=LeaseId(str(uuid7())),
+                )
+            )
+            snapshots.append((Snapshot(epoch=epoch, task=task, incarnation=node), now))
+        if not commands:
+            return 0
+        outcomes = await self._authority.allocate(commands, snapshots)
+        return sum(outcome.reply is not None for outcome in outcomes)
+
+    def _wake(self, events: Sequence[Happened]) -> None:
+        if any(event.to_node is None for event in events):
+            self._due.set()
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(TICK_SECONDS * random.uniform(0.8, 1.2)):
+                await self._due.wait()
+        except TimeoutError:
+            pass

@@ -1,0 +1,150 @@
+"""Load: one statement gives the snapshots of a whole batch, without locks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from asyncpg import Pool, Record
+
+from tenure.coordinator.core.model import (
+    Accept,
+    Allocate,
+    AttemptCommand,
+    Cancel,
+    ChangeNode,
+    Deliver,
+    Expire,
+    Register,
+    Renew,
+    Snapshot,
+    Submit,
+    Take,
+)
+from tenure.coordinator.store import named_queries
+from tenure.coordinator.store.rows import (
+    attempt_row,
+    incarnation_row,
+    receipt_row,
+    stored_command,
+    task_row,
+    task_type_row,
+    to_microseconds,
+)
+
+_QUERIES: Final = named_queries.load("load.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Snapshots in the order of the commands. ``confirmed`` is False when the running server is not
+    the one this authority was opened on: nothing may be decided then."""
+
+    now: int
+    confirmed: bool
+    snapshots: tuple[Snapshot, ...]
+    inputs: tuple[str | None, ...] = ()
+
+
+async def load_attempts(pool: Pool, commands: Sequence[AttemptCommand | Cancel | Expire]) -> Loaded:
+    """For commands about a task and one of its attempts."""
+    records = await pool.fetch(
+        _QUERIES["attempts"],
+        [None if isinstance(c, Renew | Expire) else c.command_id for c in commands],
+        [c.task_id for c in commands],
+        [c.attempt_id if isinstance(c, AttemptCommand) else None for c in commands],
+        [c.content_digest if isinstance(c, Deliver) else None for c in commands],
+        [isinstance(c, Take | Accept) for c in commands],
+    )
+    return _loaded(
+        records,
+        [
+            Snapshot(
+                epoch=record["epoch"] or 0,
+                command=stored_command(record),
+                task=task_row(record),
+                attempt=attempt_row(record),
+                same_content_receipt=receipt_row(record),
+            )
+            for record in records
+        ],
+        tuple(record["input"] for record in records),
+    )
+
+
+async def load_submissions(pool: Pool, commands: Sequence[Submit]) -> Loaded:
+    """For submissions."""
+    records = await pool.fetch(
+        _QUERIES["submissions"],
+        [c.command_id for c in commands],
+        [c.tenant for c in commands],
+        [c.type for c in commands],
+    )
+    return _loaded(
+        records,
+        [
+            Snapshot(
+                epoch=record["epoch"] or 0,
+                command=stored_command(record),
+                task_type=task_type_row(record),
+            )
+            for record in records
+        ],
+    )
+
+
+async def load_allocations(pool: Pool, commands: Sequence[Allocate]) -> Loaded:
+    """For allocations."""
+    records = await pool.fetch(
+        _QUERIES["allocations"],
+        [c.task_id for c in commands],
+        [c.incarnation for c in commands],
+    )
+    return _loaded(
+        records,
+        [
+            Snapshot(
+                epoch=record["epoch"] or 0,
+                task=task_row(record),
+                incarnation=incarnation_row(record),
+            )
+            for record in records
+        ],
+    )
+
+
+async def load_nodes(pool: Pool, commands: Sequence[Register | ChangeNode]) -> Loaded:
+    """For registrations and changes of nodes."""
+    records = await pool.fetch(
+        _QUERIES["nodes"],
+        [c.command_id for c in commands],
+        [c.incarnation if isinstance(c, ChangeNode) else None for c in commands],
+        [c.tenant for c in commands],
+        [c.node_id for c in commands],
+    )
+    return _loaded(
+        records,
+        [
+            Snapshot(
+                epoch=record["epoch"] or 0,
+                command=stored_command(record),
+                incarnation=incarnation_row(record) if isinstance(command, ChangeNode) else None,
+                previous_incarnation=(
+                    incarnation_row(record) if isinstance(command, Register) else None
+                ),
+            )
+            for command, record in zip(commands, records, strict=True)
+        ],
+    )
+
+
+def _loaded(
+    records: Sequence[Record],
+    snapshots: Sequence[Snapshot],
+    inputs: tuple[str | None, ...] = (),
+) -> Loaded:
+    return Loaded(
+        now=to_microseconds(records[0]["clock"]),
+        confirmed=all(record["epoch"] is not None for record in records),
+        snapshots=tuple(snapshots),
+        inputs=inputs,
+    )

@@ -1,0 +1,518 @@
+-- Compare-and-append: the only way to change the authority's state.
+--
+-- One call carries many items; each item is applied whole or not at all. The call locks what the
+-- items name (tasks, nodes, incarnations: each by id), reads the clock after the last row lock,
+-- looks up command ids before every other guard, checks each item's guards, applies the items whose
+-- guards hold and appends their events as its last statement, under the append lock. Its answer is
+-- two small arrays, so that nothing waits for the client's socket before the commit.
+
+create type commit_item as (
+    command_id uuid,            -- null: not stored (renewals, which only renew again)
+    tenant text,
+    fingerprint bytea,
+    outcome text,
+    reply json,
+    -- guards: versions of the rows that the decision read
+    epoch integer,
+    task_id uuid,
+    task_version bigint,        -- null: the task must not exist
+    attempt_id uuid,
+    attempt_version bigint,
+    incarnation uuid,
+    incarnation_version bigint, -- null: the incarnation must not exist
+    node_id text,               -- the item changes the node's incarnations
+    node_incarnation uuid,      -- expected current one
+    content_digest bytea,       -- the attempt has no receipt with this content
+    -- guards: time bounds, judged against the clock read after the locks
+    lease_live boolean,
+    lease_over boolean,
+    not_before_passed boolean,
+    deadline_open boolean,
+    deadline_passed boolean,
+    new_deadline timestamptz,   -- of a task that the item creates
+    seen_within bigint          -- microseconds since the incarnation was last heard of
+);
+create type task_insert as (
+    item integer, task_id uuid, tenant text, type text, input json, priority smallint,
+    not_before timestamptz, deadline timestamptz, effects text, max_attempts integer,
+    cpu_millis integer, memory_bytes bigint
+);
+create type task_update as (
+    item integer, task_id uuid, state text, reason text, message text, sequence bigint,
+    generation bigint, current_attempt_id uuid, failures integer, not_before timestamptz,
+    cancel_requested boolean
+);
+create type attempt_insert as (
+    item integer, attempt_id uuid, task_id uuid, tenant text, ordinal bigint, node_id text,
+    incarnation uuid, lease_id uuid, fencing_token bigint, policy_version integer,
+    lease_microseconds bigint, scope json, dispatch_event_id uuid, slots integer,
+    cpu_millis integer, memory_bytes bigint
+);
+create type attempt_update as (
+    item integer, attempt_id uuid, state text, reason text, message text, sequence bigint,
+    ends boolean
+);
+create type lease_renewal as (item integer, attempt_id uuid, renewed_by text);
+create type receipt_insert as (
+    item integer, receipt_id uuid, tenant text, task_id uuid, attempt_id uuid, node_id text,
+    incarnation uuid, code text, state_version bigint, generation bigint, fencing_token bigint,
+    content_digest bytea, output json
+);
+create type incarnation_insert as (
+    item integer, incarnation uuid, tenant text, node_id text, queue text, software text,
+    protocol_version integer, slots integer, cpu_millis integer, memory_bytes bigint,
+    task_types text[]
+);
+create type incarnation_update as (item integer, incarnation uuid, state text, sequence bigint);
+create type task_type_upsert as (
+    item integer, tenant text, name text, effects text, max_attempts integer, cpu_millis integer,
+    memory_bytes bigint, input_schema json, output_schema json
+);
+create type event_append as (
+    item integer, shard smallint, order_key uuid, tenant text, entity_type text, entity_id uuid,
+    attempt_id uuid, epoch integer, sequence bigint, event_id uuid, next_state text, copy boolean,
+    exchange text, routing_key text, required boolean, body bytea
+);
+
+-- Epoch of the authority when the running server is the one it was opened on, else null: the
+-- timeline comes from the current WAL file's name, which changes at once with a promotion.
+create function confirmed_epoch() returns integer
+language sql stable security definer set search_path = tenure, pg_temp
+as $$
+    select epoch from authority
+    where system_identifier = (select system_identifier from pg_control_system())
+      and timeline = substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)
+$$;
+
+-- Outcomes per item: 0 applied, 1 a guard did not hold (load and decide again), 2 seen before with
+-- the same content, 3 seen before with other content, 4 the authority is not confirmed.
+create function commit_batch(
+    p_items commit_item[],
+    p_task_inserts task_insert[],
+    p_task_updates task_update[],
+    p_attempt_inserts attempt_insert[],
+    p_attempt_updates attempt_update[],
+    p_lease_renewals lease_renewal[],
+    p_receipts receipt_insert[],
+    p_incarnation_inserts incarnation_insert[],
+    p_incarnation_updates incarnation_update[],
+    p_task_types task_type_upsert[],
+    p_events event_append[],
+    p_seen uuid[],
+    out outcomes smallint[],
+    out decided timestamptz[],
+    out clock timestamptz
+)
+language plpgsql volatile security definer
+set search_path = tenure, pg_temp
+-- A plan made while the tables were empty must not scan them for ever.
+set enable_seqscan = off
+set jit = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_epoch integer;
+    v_stored uuid[];
+    v_expected integer;
+    v_slots bigint[] := '{}';
+    v_cpu bigint[] := '{}';
+    v_memory bigint[] := '{}';
+    r record;
+begin
+    -- Locks, each kind in the order of its ids.
+    perform 1 from tasks t
+    where t.task_id = any (array(select i.task_id from unnest(p_items) i))
+    order by t.task_id
+    for no key update;
+
+    if exists (select 1 from unnest(p_items) i where i.node_id is not null) then
+        insert into nodes (tenant, node_id)
+        select distinct i.tenant, i.node_id from unnest(p_items) i
+        where i.node_id is not null
+        order by i.tenant, i.node_id
+        on conflict do nothing;
+        perform 1 from nodes n
+        join (select distinct i.tenant, i.node_id from unnest(p_items) i
+              where i.node_id is not null) k using (tenant, node_id)
+        order by n.tenant, n.node_id
+        for no key update of n;
+    end if;
+
+    perform 1 from incarnations n
+    where n.incarnation = any (array(
+        select i.incarnation from unnest(p_items) i where i.incarnation is not null
+        union
+        select a.incarnation from attempts a
+        where a.attempt_id = any (array(
+            select u.attempt_id from unnest(p_attempt_updates) u where u.ends))
+        union
+        select unnest(p_seen)))
+    order by n.incarnation
+    for no key update;
+
+    -- The one clock, after the last row lock (LEASE-05).
+    clock := clock_timestamp();
+
+    v_epoch := confirmed_epoch();
+    if v_epoch is null then
+        outcomes := array_fill(4::smallint, array[cardinality(p_items)]);
+        decided := array_fill(clock, array[cardinality(p_items)]);
+        return;
+    end if;
+
+    select array_agg(g.outcome::smallint order by g.item), array_agg(g.at order by g.item)
+    into outcomes, decided
+    from (
+        select i.ordinality::integer as item, m.at,
+            case
+                when c.command_id is not null then
+                    case when c.fingerprint = i.fingerprint and c.tenant = i.tenant
+                        then 2 else 3 end
+                when i.epoch is distinct from v_epoch then 1
+                -- Items that change the same row are never applied in one call.
+                when i.command_id is not null and 1 < row_number() over (
+                    partition by i.command_id order by i.ordinality) then 1
+                when i.task_id is not null and 1 < row_number() over (
+                    partition by i.task_id order by i.ordinality) then 1
+                when i.node_id is not null and 1 < row_number() over (
+                    partition by i.tenant, i.node_id order by i.ordinality) then 1
+                -- Versions.
+                when i.task_id is not null
+                    and t.version is distinct from i.task_version then 1
+                when i.attempt_id is not null
+                    and a.version is distinct from i.attempt_version then 1
+                when i.incarnation is not null
+                    and n.version is distinct from i.incarnation_version then 1
+                when i.node_id is not null
+                    and o.incarnation is distinct from i.node_incarnation then 1
+                when i.content_digest is not null and exists (
+                    select 1 from receipts e
+                    where e.attempt_id = i.attempt_id
+                      and e.content_digest = i.content_digest) then 1
+                -- Time bounds.
+                when i.lease_live and not coalesce(a.expires_at > m.at, false) then 1
+                when i.lease_over and not coalesce(a.expires_at <= m.at, false) then 1
+                when i.not_before_passed and not coalesce(t.not_before <= m.at, true) then 1
+                when i.deadline_open and not coalesce(t.deadline > m.at, true) then 1
+                when i.deadline_passed and not coalesce(t.deadline <= m.at, false) then 1
+                when i.new_deadline <= m.at then 1
+                when i.seen_within is not null and not coalesce(
+                    n.last_seen_at > m.at - i.seen_within * interval '1 microsecond', false)
+                    then 1
+                else 0
+            end as outcome
+        from unnest(p_items) with ordinality i
+        left join commands c on c.command_id = i.command_id
+        left join tasks t on t.task_id = i.task_id
+        left join attempts a on a.attempt_id = i.attempt_id
+        left join incarnations n on n.incarnation = i.incarnation
+        left join nodes o on o.tenant = i.tenant and o.node_id = i.node_id
+        cross join lateral (select greatest(clock, t.decided_at, a.decided_at) as at) m
+    ) g;
+
+    -- Counters that items share are running sums in item order.
+    for r in
+        select s.item, s.slots, s.cpu_millis, s.memory_bytes,
+            dense_rank() over (order by s.incarnation) as k,
+            n.slots - n.slots_used as slots_free,
+            n.cpu_millis - n.cpu_used as cpu_free,
+            n.memory_bytes - n.memory_used as memory_free
+        from unnest(p_attempt_inserts) s
+        left join incarnations n on n.incarnation = s.incarnation
+        where outcomes[s.item] = 0
+        order by s.item
+    loop
+        if r.slots_free >= coalesce(v_slots[r.k], 0) + r.slots
+            and coalesce(r.cpu_free >= coalesce(v_cpu[r.k], 0) + r.cpu_millis, true)
+            and coalesce(r.memory_free >= coalesce(v_memory[r.k], 0) + r.memory_bytes, true)
+        then
+            v_slots[r.k] := coalesce(v_slots[r.k], 0) + r.slots;
+            v_cpu[r.k] := coalesce(v_cpu[r.k], 0) + r.cpu_millis;
+            v_memory[r.k] := coalesce(v_memory[r.k], 0) + r.memory_bytes;
+        else
+            outcomes[r.item] := 1;
+        end if;
+    end loop;
+
+    -- Outcomes are stored with what they say. A command of another call that is committing right
+    -- now under the same id is waited for; whoever comes second is not applied.
+    select count(*) into v_expected
+    from unnest(p_items) with ordinality i
+    where outcomes[i.ordinality] = 0 and i.command_id is not null;
+    if v_expected > 0 then
+        with stored as (
+            insert into commands (command_id, tenant, fingerprint, outcome, reply, decided_at)
+            select i.command_id, i.tenant, i.fingerprint, i.outcome, i.reply, decided[i.ordinality]
+            from unnest(p_items) with ordinality i
+            where outcomes[i.ordinality] = 0 and i.command_id is not null
+            order by i.command_id
+            on conflict do nothing
+            returning command_id
+        )
+        select array_agg(command_id) into v_stored from stored;
+        if coalesce(cardinality(v_stored), 0) < v_expected then
+            for r in
+                select i.ordinality as item from unnest(p_items) with ordinality i
+                where outcomes[i.ordinality] = 0 and i.command_id is not null
+                  and i.command_id <> all (coalesce(v_stored, '{}'))
+            loop
+                outcomes[r.item] := 1;
+            end loop;
+        end if;
+    end if;
+
+    if cardinality(p_task_inserts) > 0 then
+        insert into tasks (task_id, tenant, type, state, version, sequence, priority, not_before,
+            deadline, effects, max_attempts, cpu_millis, memory_bytes, created_at, decided_at)
+        select w.task_id, w.tenant, w.type, 'open', 1, 1, w.priority, w.not_before, w.deadline,
+            w.effects, w.max_attempts, w.cpu_millis, w.memory_bytes, decided[w.item], decided[w.item]
+        from unnest(p_task_inserts) w where outcomes[w.item] = 0;
+        insert into task_inputs (task_id, tenant, input)
+        select w.task_id, w.tenant, w.input
+        from unnest(p_task_inserts) w where outcomes[w.item] = 0;
+    end if;
+
+    if cardinality(p_task_updates) > 0 then
+        update tasks t set
+            state = w.state, reason = w.reason, message = w.message, version = t.version + 1,
+            sequence = w.sequence, generation = w.generation,
+            current_attempt_id = w.current_attempt_id, failures = w.failures,
+            not_before = w.not_before,
+            cancel_requested_at = case when w.cancel_requested
+                then coalesce(t.cancel_requested_at, decided[w.item]) end,
+            decided_at = decided[w.item],
+            ended_at = case when w.state in ('delivered', 'failed', 'cancelled', 'expired')
+                then decided[w.item] end
+        from unnest(p_task_updates) w
+        where t.task_id = w.task_id and outcomes[w.item] = 0;
+    end if;
+
+    if cardinality(p_attempt_inserts) > 0 then
+        insert into attempts (attempt_id, task_id, tenant, ordinal, state, version, sequence,
+            node_id, incarnation, lease_id, fencing_token, policy_version, lease_microseconds,
+            expires_at, scope, dispatch_event_id, dispatched_at, submitted_at, decided_at)
+        -- Authority never reaches beyond the task's deadline.
+        select w.attempt_id, w.task_id, w.tenant, w.ordinal, 'submitted', 1, 1, w.node_id,
+            w.incarnation, w.lease_id, w.fencing_token, w.policy_version, w.lease_microseconds,
+            least(decided[w.item] + w.lease_microseconds * interval '1 microsecond', t.deadline),
+            w.scope, w.dispatch_event_id, decided[w.item], decided[w.item], decided[w.item]
+        from unnest(p_attempt_inserts) w
+        join tasks t on t.task_id = w.task_id
+        where outcomes[w.item] = 0;
+        insert into reservations (attempt_id, tenant, incarnation, slots, cpu_millis,
+            memory_bytes, created_at)
+        select w.attempt_id, w.tenant, w.incarnation, w.slots, w.cpu_millis, w.memory_bytes,
+            decided[w.item]
+        from unnest(p_attempt_inserts) w where outcomes[w.item] = 0;
+        update incarnations n set
+            slots_used = n.slots_used + d.slots,
+            cpu_used = n.cpu_used + d.cpu_millis,
+            memory_used = n.memory_used + d.memory_bytes
+        from (
+            select w.incarnation, sum(w.slots) as slots, sum(w.cpu_millis) as cpu_millis,
+                sum(w.memory_bytes) as memory_bytes
+            from unnest(p_attempt_inserts) w where outcomes[w.item] = 0
+            group by w.incarnation
+        ) d
+        where n.incarnation = d.incarnation;
+    end if;
+
+    if cardinality(p_attempt_updates) > 0 then
+        update attempts a set
+            state = w.state, reason = w.reason, message = w.message, version = a.version + 1,
+            sequence = w.sequence,
+            accepted_at = case when w.state in ('accepted', 'running')
+                then coalesce(a.accepted_at, decided[w.item]) else a.accepted_at end,
+            started_at = case when w.state = 'running'
+                then coalesce(a.started_at, decided[w.item]) else a.started_at end,
+            decided_at = decided[w.item],
+            ended_at = case when w.ends then decided[w.item] end
+        from unnest(p_attempt_updates) w
+        where a.attempt_id = w.attempt_id and outcomes[w.item] = 0;
+        with released as (
+            delete from reservations e using unnest(p_attempt_updates) w
+            where e.attempt_id = w.attempt_id and w.ends and outcomes[w.item] = 0
+            returning e.incarnation, e.slots, e.cpu_millis, e.memory_bytes
+        )
+        update incarnations n set
+            slots_used = n.slots_used - d.slots,
+            cpu_used = n.cpu_used - d.cpu_millis,
+            memory_used = n.memory_used - d.memory_bytes
+        from (
+            select incarnation, sum(slots) as slots, sum(cpu_millis) as cpu_millis,
+                sum(memory_bytes) as memory_bytes
+            from released group by incarnation
+        ) d
+        where n.incarnation = d.incarnation;
+    end if;
+
+    if cardinality(p_lease_renewals) > 0 then
+        insert into renewals (lease_id, attempt_id, tenant, prior_expires_at, new_expires_at,
+            renewed_by, at)
+        select a.lease_id, a.attempt_id, a.tenant, a.expires_at,
+            greatest(a.expires_at, least(
+                decided[w.item] + a.lease_microseconds * interval '1 microsecond', t.deadline)),
+            w.renewed_by, decided[w.item]
+        from unnest(p_lease_renewals) w
+        join attempts a on a.attempt_id = w.attempt_id
+        join tasks t on t.task_id = a.task_id
+        where outcomes[w.item] = 0;
+        update attempts a set
+            decided_at = decided[w.item],
+            expires_at = greatest(a.expires_at, least(
+                decided[w.item] + a.lease_microseconds * interval '1 microsecond', t.deadline))
+        from unnest(p_lease_renewals) w, tasks t
+        where a.attempt_id = w.attempt_id and t.task_id = a.task_id and outcomes[w.item] = 0;
+    end if;
+
+    if cardinality(p_receipts) > 0 then
+        insert into receipts (receipt_id, tenant, task_id, attempt_id, node_id, incarnation,
+            admitted, code, admitted_at, state_version, generation, fencing_token, content_digest,
+            output)
+        select w.receipt_id, w.tenant, w.task_id, w.attempt_id, w.node_id, w.incarnation,
+            w.code is null, w.code, decided[w.item], w.state_version, w.generation, w.fencing_token,
+            w.content_digest, w.output
+        from unnest(p_receipts) w where outcomes[w.item] = 0;
+    end if;
+
+    if cardinality(p_incarnation_updates) > 0 then
+        update incarnations n set
+            state = w.state, version = n.version + 1, sequence = w.sequence,
+            ended_at = case when w.state = 'gone' then decided[w.item] end
+        from unnest(p_incarnation_updates) w
+        where n.incarnation = w.incarnation and outcomes[w.item] = 0;
+        update nodes o set incarnation = null
+        from unnest(p_incarnation_updates) w
+        join incarnations n on n.incarnation = w.incarnation
+        where w.state = 'gone' and o.tenant = n.tenant and o.node_id = n.node_id
+          and o.incarnation = w.incarnation and outcomes[w.item] = 0;
+    end if;
+
+    if cardinality(p_incarnation_inserts) > 0 then
+        insert into incarnations (incarnation, tenant, node_id, state, version, sequence, queue,
+            software, protocol_version, slots, cpu_millis, memory_bytes, task_types,
+            registered_at, last_seen_at)
+        select w.incarnation, w.tenant, w.node_id, 'active', 1, 1, w.queue, w.software,
+            w.protocol_version, w.slots, w.cpu_millis, w.memory_bytes, w.task_types, decided[w.item],
+            decided[w.item]
+        from unnest(p_incarnation_inserts) w where outcomes[w.item] = 0;
+        update nodes o set incarnation = w.incarnation
+        from unnest(p_incarnation_inserts) w
+        where o.tenant = w.tenant and o.node_id = w.node_id and outcomes[w.item] = 0;
+        insert into task_types (tenant, name, effects, max_attempts, cpu_millis, memory_bytes,
+            input_schema, output_schema, registered_at)
+        select distinct on (w.tenant, w.name) w.tenant, w.name, w.effects, w.max_attempts,
+            w.cpu_millis, w.memory_bytes, w.input_schema, w.output_schema, decided[w.item]
+        from unnest(p_task_types) w where outcomes[w.item] = 0
+        order by w.tenant, w.name, w.item desc
+        on conflict (tenant, name) do update set
+            effects = excluded.effects, max_attempts = excluded.max_attempts,
+            cpu_millis = excluded.cpu_millis, memory_bytes = excluded.memory_bytes,
+            input_schema = excluded.input_schema, output_schema = excluded.output_schema,
+            registered_at = excluded.registered_at;
+    end if;
+
+    if cardinality(p_seen) > 0 then
+        update incarnations n set last_seen_at = greatest(n.last_seen_at, clock)
+        where n.incarnation = any (p_seen) and n.state <> 'gone';
+    end if;
+
+    -- Last: the append lock is taken here and held until the commit. Skipped when nothing is to be
+    -- appended, since even an empty insert would take it.
+    if exists (select 1 from unnest(p_events) e where outcomes[e.item] = 0) then
+        insert into log (shard, order_key, tenant, entity_type, entity_id, attempt_id, epoch,
+            sequence, event_id, next_state, copy, exchange, routing_key, required, recorded_at,
+            body)
+        select e.shard, e.order_key, e.tenant, e.entity_type, e.entity_id, e.attempt_id, e.epoch,
+            e.sequence, e.event_id, e.next_state, e.copy, e.exchange, e.routing_key, e.required,
+            decided[e.item],
+            convert_to('{"time":"' || to_char(decided[e.item] at time zone 'UTC',
+                'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') || '",', 'UTF8') || substr(e.body, 2)
+        from unnest(p_events) with ordinality e
+        where outcomes[e.item] = 0
+        order by e.ordinality;
+    end if;
+end
+$$;
+
+-- The same assignment again, same event id and bytes, for attempts that nobody has accepted: the
+-- message may have been lost with its queue. Changes no state; returns how many were sent again.
+create function redispatch(p_attempts uuid[], p_not_within interval) returns integer
+language plpgsql volatile security definer
+set search_path = tenure, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_now timestamptz;
+    v_due uuid[];
+begin
+    perform 1 from tasks t
+    where t.task_id = any (array(
+        select a.task_id from attempts a where a.attempt_id = any (p_attempts)))
+    order by t.task_id
+    for no key update;
+    v_now := clock_timestamp();
+    select array_agg(a.attempt_id) into v_due from attempts a
+    where a.attempt_id = any (p_attempts) and a.state = 'submitted'
+      and a.expires_at > v_now and a.dispatched_at < v_now - p_not_within;
+    if v_due is null then
+        return 0;
+    end if;
+    update attempts set dispatched_at = v_now where attempt_id = any (v_due);
+    insert into log (shard, order_key, tenant, entity_type, entity_id, attempt_id, epoch, sequence,
+        event_id, next_state, copy, exchange, routing_key, required, recorded_at, body)
+    select l.shard, l.order_key, l.tenant, l.entity_type, l.entity_id, l.attempt_id, l.epoch,
+        l.sequence, l.event_id, l.next_state, true, l.exchange, l.routing_key, l.required,
+        l.recorded_at, l.body
+    from attempts a
+    cross join lateral (
+        select * from log g
+        where g.order_key = a.task_id and g.event_id = a.dispatch_event_id and g.copy
+        order by g.position limit 1
+    ) l
+    where a.attempt_id = any (v_due);
+    return cardinality(v_due);
+end
+$$;
+
+-- The last net, for every writer whatever its path: ended records do not change (STATE-02), and an
+-- attempt makes permitted moves only (STATE-04).
+create function refuse_change() returns trigger
+language plpgsql set search_path = tenure, pg_temp
+as $$
+begin
+    raise exception '% of an ended record in %', lower(tg_op), tg_table_name
+        using errcode = 'TN010',
+            hint = 'Ended tasks and attempts and all receipts are immutable; later findings are '
+                'records of their own.';
+end
+$$;
+create trigger ended_attempts_are_immutable before update or delete on attempts
+    for each row when (old.ended_at is not null) execute function refuse_change();
+create trigger ended_tasks_are_immutable before update or delete on tasks
+    for each row when (old.ended_at is not null) execute function refuse_change();
+create trigger receipts_are_immutable before update or delete on receipts
+    for each row execute function refuse_change();
+
+create function refuse_move() returns trigger
+language plpgsql set search_path = tenure, pg_temp
+as $$
+begin
+    if not (case old.state
+        when 'submitted' then new.state in ('accepted', 'rejected', 'cancelled')
+            -- accepted and started in one commit, with an event for each
+            or (new.state = 'running' and new.accepted_at is not null)
+        when 'accepted' then new.state in ('running', 'failed', 'cancelled', 'expired')
+        when 'running' then new.state in ('delivered', 'failed', 'cancelled', 'expired')
+        else false
+    end) then
+        raise exception 'attempt % cannot move from % to %', old.attempt_id, old.state, new.state
+            using errcode = 'TN011';
+    end if;
+    return new;
+end
+$$;
+create trigger attempts_move_as_permitted before update on attempts
+    for each row when (old.state is distinct from new.state) execute function refuse_move();

@@ -1,0 +1,71 @@
+"""Connections to the authority's database.
+
+Limits (statement, lock and transaction timeouts) sit on the service's role, so that they hold
+behind a pooler too; the client's own deadlines are longer than those.
+"""
+
+import json
+from typing import Final
+
+import asyncpg
+from asyncpg import Pool, PostgresError
+
+__all__ = ["ConnectionLost", "Pool", "PostgresError", "TryAgain", "json_text", "open_pool"]
+
+COMMAND_TIMEOUT_SECONDS: Final = 10.0
+"""Above the roles' ``statement_timeout``: the server speaks first."""
+CONNECT_TIMEOUT_SECONDS: Final = 5.0
+
+_TYPES_USED: Final = (
+    "uuid", "text", "bytea", "boolean", "smallint", "integer", "bigint", "timestamptz",
+)  # fmt: skip
+
+ConnectionLost = (
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TooManyConnectionsError,
+    OSError,
+    TimeoutError,
+)
+"""What a lost connection looks like; after a commit was sent, its outcome is unknown."""
+
+TryAgain = (
+    asyncpg.SerializationError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.QueryCanceledError,
+)
+"""40001, 40P01, 55P03, 57014: nothing was applied; the same again, smaller."""
+
+
+async def open_pool(url: str, *, size: int, application_name: str, pooled: bool = False) -> Pool:
+    """A pool of at most ``size`` connections that resolves names in the schema ``tenure``.
+
+    ``pooled``: the connection goes through a transaction pooler, so nothing is prepared by name.
+    Raises what asyncpg raises when the server cannot be reached.
+    """
+    return await asyncpg.create_pool(
+        url,
+        min_size=0,
+        max_size=size,
+        command_timeout=COMMAND_TIMEOUT_SECONDS,
+        timeout=CONNECT_TIMEOUT_SECONDS,
+        statement_cache_size=0 if pooled else 200,
+        max_inactive_connection_lifetime=60.0,
+        server_settings={"application_name": application_name},
+        init=_prepare_connection,
+    )
+
+
+async def _prepare_connection(connection: asyncpg.Connection) -> None:
+    """Learn the array types before anybody counts or times statements."""
+    arrays = ", ".join(f"null::{name}[]" for name in _TYPES_USED)
+    await connection.fetchrow(f"select {arrays}")
+
+
+def json_text(value: object) -> str:
+    """Compact JSON for a ``json`` column."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,69 @@
+-- What decisions are made from: one set-based statement a batch, without locks, one row an item in
+-- the order of the arguments. The commit checks again whatever was read here.
+
+-- name: attempts
+-- $1 command ids, $2 task ids, $3 attempt ids (null: the task's current one), $4 digests of contents
+-- (null: none presented), $5 whether the input is wanted.
+select
+    tenure.confirmed_epoch() as epoch, clock_timestamp() as clock,
+    c.command_id, c.tenant as command_tenant, c.fingerprint, c.reply, c.decided_at as command_at,
+    t.task_id, t.tenant, t.type, t.state, t.version, t.sequence, t.generation,
+    t.current_attempt_id, t.failures, t.not_before, t.deadline, t.effects, t.max_attempts,
+    t.cpu_millis, t.memory_bytes, t.cancel_requested_at, t.decided_at,
+    a.attempt_id, a.task_id as attempt_task_id, a.tenant as attempt_tenant, a.ordinal,
+    a.state as attempt_state, a.version as attempt_version, a.sequence as attempt_sequence,
+    a.node_id, a.incarnation, a.lease_id, a.fencing_token, a.lease_microseconds, a.expires_at,
+    e.receipt_id, e.admitted, e.code, e.admitted_at, e.state_version,
+    e.generation as receipt_generation, e.content_digest,
+    p.input
+from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::bytea[], $5::boolean[]) with ordinality
+    as i (command_id, task_id, attempt_id, content_digest, with_input, ord)
+left join tenure.commands c on c.command_id = i.command_id
+left join tenure.tasks t on t.task_id = i.task_id
+left join tenure.attempts a on a.attempt_id = coalesce(i.attempt_id, t.current_attempt_id)
+left join tenure.receipts e on e.attempt_id = a.attempt_id and e.content_digest = i.content_digest
+left join tenure.task_inputs p on p.task_id = t.task_id and i.with_input
+order by i.ord;
+
+-- name: submissions
+-- $1 command ids, $2 tenants, $3 types.
+select
+    tenure.confirmed_epoch() as epoch, clock_timestamp() as clock,
+    c.command_id, c.tenant as command_tenant, c.fingerprint, c.reply, c.decided_at as command_at,
+    y.name, y.effects, y.max_attempts, y.cpu_millis, y.memory_bytes
+from unnest($1::uuid[], $2::text[], $3::text[]) with ordinality as i (command_id, tenant, type, ord)
+left join tenure.commands c on c.command_id = i.command_id
+left join tenure.task_types y on y.tenant = i.tenant and y.name = i.type
+order by i.ord;
+
+-- name: allocations
+-- $1 task ids, $2 incarnations.
+select
+    tenure.confirmed_epoch() as epoch, clock_timestamp() as clock,
+    t.task_id, t.tenant, t.type, t.state, t.version, t.sequence, t.generation,
+    t.current_attempt_id, t.failures, t.not_before, t.deadline, t.effects, t.max_attempts,
+    t.cpu_millis, t.memory_bytes, t.cancel_requested_at, t.decided_at,
+    n.incarnation, n.tenant as node_tenant, n.node_id, n.state as node_state,
+    n.version as node_version, n.sequence as node_sequence, n.slots,
+    n.cpu_millis as node_cpu_millis, n.memory_bytes as node_memory_bytes, n.slots_used,
+    n.cpu_used, n.memory_used, n.task_types, n.last_seen_at
+from unnest($1::uuid[], $2::uuid[]) with ordinality as i (task_id, incarnation, ord)
+left join tenure.tasks t on t.task_id = i.task_id
+left join tenure.incarnations n on n.incarnation = i.incarnation
+order by i.ord;
+
+-- name: nodes
+-- $1 command ids, $2 incarnations (null: the node's current one), $3 tenants, $4 node ids.
+select
+    tenure.confirmed_epoch() as epoch, clock_timestamp() as clock,
+    c.command_id, c.tenant as command_tenant, c.fingerprint, c.reply, c.decided_at as command_at,
+    n.incarnation, n.tenant as node_tenant, n.node_id, n.state as node_state,
+    n.version as node_version, n.sequence as node_sequence, n.slots,
+    n.cpu_millis as node_cpu_millis, n.memory_bytes as node_memory_bytes, n.slots_used,
+    n.cpu_used, n.memory_used, n.task_types, n.last_seen_at
+from unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[]) with ordinality
+    as i (command_id, incarnation, tenant, node_id, ord)
+left join tenure.commands c on c.command_id = i.command_id
+left join tenure.nodes o on o.tenant = i.tenant and o.node_id = i.node_id
+left join tenure.incarnations n on n.incarnation = coalesce(i.incarnation, o.incarnation)
+order by i.ord;

@@ -1,0 +1,59 @@
+-- What the loops look for. They decide nothing: each row found becomes a command for the lanes.
+
+-- name: waiting_tasks
+-- Tasks that may be given to a node now, in the order they are served. $1 how many.
+select
+    tenure.confirmed_epoch() as epoch, clock_timestamp() as clock,
+    t.task_id, t.tenant, t.type, t.state, t.version, t.sequence, t.generation,
+    t.current_attempt_id, t.failures, t.not_before, t.deadline, t.effects, t.max_attempts,
+    t.cpu_millis, t.memory_bytes, t.cancel_requested_at, t.decided_at
+from tenure.tasks t
+where t.state = 'open' and t.current_attempt_id is null
+  and coalesce(t.not_before <= clock_timestamp(), true)
+  and coalesce(t.deadline > clock_timestamp(), true)
+order by t.priority desc, t.task_id
+limit $1;
+
+-- name: free_nodes
+-- Incarnations that may take new work: active, heard of within $1, with a free slot.
+select
+    n.incarnation, n.tenant as node_tenant, n.node_id, n.state as node_state,
+    n.version as node_version, n.sequence as node_sequence, n.slots,
+    n.cpu_millis as node_cpu_millis, n.memory_bytes as node_memory_bytes, n.slots_used,
+    n.cpu_used, n.memory_used, n.task_types, n.last_seen_at
+from tenure.incarnations n
+where n.state = 'active' and n.slots_used < n.slots
+  and n.last_seen_at > clock_timestamp() - $1::interval
+order by n.incarnation;
+
+-- name: lost_tasks
+-- Tasks whose attempt's lease ran out, and waiting ones past their deadline. $1 how many.
+(
+    select a.tenant, a.task_id from tenure.attempts a
+    where a.ended_at is null and a.expires_at <= clock_timestamp()
+    limit $1
+)
+union
+(
+    select t.tenant, t.task_id from tenure.tasks t
+    where t.deadline <= clock_timestamp() and t.ended_at is null
+      and t.current_attempt_id is null
+    limit $1
+);
+
+-- name: unanswered_attempts
+-- Assignments that nobody accepted within $1 of their last dispatch. $2 how many.
+select a.attempt_id from tenure.attempts a
+where a.ended_at is null and a.state = 'submitted'
+  and a.dispatched_at < clock_timestamp() - $1::interval
+  and a.expires_at > clock_timestamp()
+order by a.dispatched_at
+limit $2;
+
+-- name: silent_incarnations
+-- Incarnations that hold no open attempt and were not heard of within $1. $2 how many.
+select n.tenant, n.node_id, n.incarnation from tenure.incarnations n
+where n.state <> 'gone' and n.last_seen_at < clock_timestamp() - $1::interval
+  and not exists (
+      select 1 from tenure.attempts a where a.incarnation = n.incarnation and a.ended_at is null)
+limit $2;

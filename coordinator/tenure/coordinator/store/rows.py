@@ -1,0 +1,181 @@
+"""Records of the driver -> rows of the core. Instants become integer microseconds."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from asyncpg import Record
+
+from tenure.contract.ids import (
+    AttemptId,
+    CommandId,
+    FencingToken,
+    IncarnationId,
+    LeaseId,
+    NodeId,
+    TaskId,
+    TenantId,
+)
+from tenure.contract.states import AttemptState, Effects, NodeState, TaskState
+from tenure.coordinator.core.model import (
+    AttemptRow,
+    IncarnationRow,
+    ReceiptRow,
+    Reply,
+    ResourceAmounts,
+    StoredCommand,
+    TaskRow,
+    TaskTypeRow,
+)
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+def to_microseconds(instant: datetime) -> int:
+    """Microseconds since 1970 of an aware datetime."""
+    return (instant - _EPOCH) // _MICROSECOND
+
+
+def to_datetime(microseconds: int) -> datetime:
+    """The instant, in UTC."""
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
+def optional_microseconds(instant: datetime | None) -> int | None:
+    """As ``to_microseconds``; None stays None."""
+    return None if instant is None else to_microseconds(instant)
+
+
+def optional_datetime(microseconds: int | None) -> datetime | None:
+    """As ``to_datetime``; None stays None."""
+    return None if microseconds is None else to_datetime(microseconds)
+
+
+def task_row(record: Record) -> TaskRow | None:
+    """The task of a loaded record, if there was one."""
+    if record["task_id"] is None:
+        return None
+    attempt_id = record["current_attempt_id"]
+    return TaskRow(
+        task_id=TaskId(str(record["task_id"])),
+        tenant=TenantId(record["tenant"]),
+        type=record["type"],
+        state=TaskState(record["state"]),
+        version=record["version"],
+        sequence=record["sequence"],
+        generation=record["generation"],
+        current_attempt_id=None if attempt_id is None else AttemptId(str(attempt_id)),
+        failures=record["failures"],
+        not_before=optional_microseconds(record["not_before"]),
+        deadline=optional_microseconds(record["deadline"]),
+        effects=Effects(record["effects"]),
+        max_attempts=record["max_attempts"],
+        resources=ResourceAmounts(record["cpu_millis"], record["memory_bytes"]),
+        cancel_requested_at=optional_microseconds(record["cancel_requested_at"]),
+        decided_at=to_microseconds(record["decided_at"]),
+    )
+
+
+def attempt_row(record: Record) -> AttemptRow | None:
+    """The attempt of a loaded record, if there was one."""
+    if record["attempt_id"] is None:
+        return None
+    return AttemptRow(
+        attempt_id=AttemptId(str(record["attempt_id"])),
+        task_id=TaskId(str(record["attempt_task_id"])),
+        tenant=TenantId(record["attempt_tenant"]),
+        ordinal=record["ordinal"],
+        state=AttemptState(record["attempt_state"]),
+        version=record["attempt_version"],
+        sequence=record["attempt_sequence"],
+        node_id=NodeId(record["node_id"]),
+        incarnation=IncarnationId(str(record["incarnation"])),
+        lease_id=LeaseId(str(record["lease_id"])),
+        fencing_token=FencingToken(record["fencing_token"]),
+        lease_microseconds=record["lease_microseconds"],
+        expires_at=to_microseconds(record["expires_at"]),
+    )
+
+
+def receipt_row(record: Record) -> ReceiptRow | None:
+    """The receipt of a loaded record, if there was one."""
+    if record["receipt_id"] is None:
+        return None
+    return ReceiptRow(
+        receipt_id=str(record["receipt_id"]),
+        attempt_id=AttemptId(str(record["attempt_id"])),
+        admitted=record["admitted"],
+        code=record["code"],
+        admitted_at=to_microseconds(record["admitted_at"]),
+        state_version=record["state_version"],
+        generation=record["receipt_generation"],
+        content_digest=record["content_digest"],
+    )
+
+
+def incarnation_row(record: Record) -> IncarnationRow | None:
+    """The incarnation of a loaded record, if there was one."""
+    if record["incarnation"] is None:
+        return None
+    return IncarnationRow(
+        incarnation=IncarnationId(str(record["incarnation"])),
+        tenant=TenantId(record["node_tenant"]),
+        node_id=NodeId(record["node_id"]),
+        state=NodeState(record["node_state"]),
+        version=record["node_version"],
+        sequence=record["node_sequence"],
+        slots=record["slots"],
+        cpu_millis=record["node_cpu_millis"],
+        memory_bytes=record["node_memory_bytes"],
+        slots_used=record["slots_used"],
+        cpu_used=record["cpu_used"],
+        memory_used=record["memory_used"],
+        task_types=frozenset(record["task_types"]),
+        last_seen_at=to_microseconds(record["last_seen_at"]),
+    )
+
+
+def task_type_row(record: Record) -> TaskTypeRow | None:
+    """The declaration of a loaded record, if there was one."""
+    if record["name"] is None:
+        return None
+    return TaskTypeRow(
+        name=record["name"],
+        effects=Effects(record["effects"]),
+        max_attempts=record["max_attempts"],
+        resources=ResourceAmounts(record["cpu_millis"], record["memory_bytes"]),
+    )
+
+
+def stored_command(record: Record) -> StoredCommand | None:
+    """The stored outcome of a loaded record, if the command was seen before."""
+    if record["command_id"] is None:
+        return None
+    return StoredCommand(
+        command_id=CommandId(str(record["command_id"])),
+        tenant=TenantId(record["command_tenant"]),
+        fingerprint=record["fingerprint"],
+        reply=reply_from_text(record["reply"]),
+        at=to_microseconds(record["command_at"]),
+    )
+
+
+def reply_to_text(reply: Reply) -> str:
+    """A reply as it is stored with its command; fields at their default are left out."""
+    fields: dict[str, Any] = {
+        name: getattr(reply, name)
+        for name in Reply.__slots__
+        if getattr(reply, name) not in (None, False)
+    }
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def reply_from_text(text: str) -> Reply:
+    """The reply of ``reply_to_text``."""
+    fields: dict[str, Any] = json.loads(text)
+    if "task_state" in fields:
+        fields["task_state"] = TaskState(fields["task_state"])
+    if "attempt_state" in fields:
+        fields["attempt_state"] = AttemptState(fields["attempt_state"])
+    return Reply(**fields)

@@ -1,0 +1,91 @@
+"""Ends what has lost its authority or its time, and keeps the log's partitions ahead.
+
+Housekeeping only: expiry is judged at every decision, so nothing becomes valid again while this
+does not run. A loop without rules: what it finds becomes commands for a lane.
+"""
+
+import asyncio
+import random
+from datetime import timedelta
+from typing import Final
+from uuid import uuid4
+
+import structlog
+
+from tenure.contract.ids import CommandId, IncarnationId, NodeId, TaskId, TenantId
+from tenure.contract.states import NodeState
+from tenure.coordinator.authority import Authority
+from tenure.coordinator.core.model import ChangeNode, Expire
+from tenure.coordinator.errors import Retryable
+from tenure.coordinator.store import named_queries
+from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError
+
+log = structlog.get_logger()
+
+ACTOR: Final = "sweeper"
+BATCH: Final = 256
+TICK_SECONDS: Final = 0.5
+HOUSEKEEPING_SECONDS: Final = 30.0
+NODE_RETIRED_AFTER: Final = timedelta(minutes=10)
+PARTITIONS_AHEAD: Final = 2
+
+_QUERIES: Final = named_queries.load("loops.sql")
+
+
+class Sweeper:
+    """Runs on every replica; guards decide which of them ends what."""
+
+    def __init__(self, pool: Pool, authority: Authority) -> None:
+        self._pool = pool
+        self._authority = authority
+        self.last_run_at: float | None = None
+        self._housekeeping_at = 0.0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            swept = 0
+            try:
+                swept = await self.step()
+                self.last_run_at = asyncio.get_running_loop().time()
+            except (Retryable, PostgresError, *ConnectionLost) as error:
+                log.warning("sweeper stalled", error=str(error) or type(error).__name__)
+            if swept < BATCH:
+                await asyncio.sleep(TICK_SECONDS * random.uniform(0.8, 1.2))
+
+    async def step(self) -> int:
+        """One look; how many attempts and tasks were ended."""
+        records = await self._pool.fetch(_QUERIES["lost_tasks"], BATCH)
+        commands = [
+            Expire(
+                command_id=CommandId(str(uuid4())),
+                fingerprint=b"",
+                tenant=TenantId(record["tenant"]),
+                actor=ACTOR,
+                task_id=TaskId(str(record["task_id"])),
+            )
+            for record in records
+        ]
+        outcomes = await self._authority.expire(commands) if commands else []
+        now = asyncio.get_running_loop().time()
+        if now >= self._housekeeping_at:
+            await self._keep_house()
+            self._housekeeping_at = now + HOUSEKEEPING_SECONDS * random.uniform(0.8, 1.2)
+        return sum(outcome.reply is not None for outcome in outcomes)
+
+    async def _keep_house(self) -> None:
+        await self._pool.execute("select tenure.ensure_log_partitions($1)", PARTITIONS_AHEAD)
+        silent = await self._pool.fetch(_QUERIES["silent_incarnations"], NODE_RETIRED_AFTER, BATCH)
+        for record in silent:
+            command_id = str(uuid4())
+            await self._authority.change_node(
+                ChangeNode(
+                    command_id=CommandId(command_id),
+                    fingerprint=command_id.encode(),
+                    tenant=TenantId(record["tenant"]),
+                    actor=ACTOR,
+                    node_id=NodeId(record["node_id"]),
+                    incarnation=IncarnationId(str(record["incarnation"])),
+                    next_state=NodeState.GONE,
+                )
+            )

@@ -1,0 +1,267 @@
+"""A real authority over a real database, driven without HTTP: what the integration tests share."""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+from uuid_utils.compat import uuid7
+
+from tenure.contract.ids import (
+    AttemptId,
+    CommandId,
+    FencingToken,
+    IncarnationId,
+    NodeId,
+    TaskId,
+    TenantId,
+)
+from tenure.contract.states import Effects
+from tenure.coordinator.authority import Authority
+from tenure.coordinator.core.model import (
+    AttemptCommand,
+    Cancel,
+    Deliver,
+    Expire,
+    LeasePolicy,
+    Outcome,
+    Register,
+    ResourceAmounts,
+    Submit,
+    Take,
+    TaskTypeDeclared,
+)
+from tenure.coordinator.scheduler import Scheduler
+from tenure.coordinator.store.postgres import open_pool
+from tests.support.isolation import FreshDatabase
+
+TENANT = TenantId("default")
+
+
+class Silent:
+    """An observer that keeps nothing."""
+
+    def batch_committed(self, lane: str, items: int, applied: int) -> None:
+        pass
+
+    def refused(self, lane: str, code: str) -> None:
+        pass
+
+    def stalled(self, lane: str, error: str) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Held:
+    """An attempt as its executor knows it."""
+
+    task_id: TaskId
+    attempt_id: AttemptId
+    node_id: NodeId
+    incarnation: IncarnationId
+    fencing_token: FencingToken
+
+
+class Bench:
+    """One replica of the authority, an owner's connection to look with, and short words for
+    commands."""
+
+    def __init__(self, authority: Authority, pool: asyncpg.Pool, owner: asyncpg.Connection) -> None:
+        self.authority = authority
+        self.pool = pool
+        self.owner = owner
+        self.scheduler = Scheduler(pool, authority)
+
+    async def register(
+        self,
+        node_id: str = "node-1",
+        *,
+        slots: int = 4,
+        types: Sequence[str] = ("sha256",),
+        effects: Effects = Effects.IDEMPOTENT,
+        max_attempts: int = 5,
+        cpu_millis: int | None = None,
+        memory_bytes: int | None = None,
+        incarnation: str | None = None,
+    ) -> IncarnationId:
+        identity = IncarnationId(incarnation or str(uuid4()))
+        outcome = await self.authority.register(
+            Register(
+                command_id=CommandId(identity),
+                fingerprint=f"{node_id}/{slots}".encode(),
+                tenant=TENANT,
+                actor="executor",
+                node_id=NodeId(node_id),
+                incarnation=identity,
+                queue=f"tenure.node.default.{identity}",
+                software="tests 1",
+                protocol_version=1,
+                slots=slots,
+                cpu_millis=cpu_millis,
+                memory_bytes=memory_bytes,
+                task_types=tuple(
+                    TaskTypeDeclared(name, effects, max_attempts, ResourceAmounts(), None, None)
+                    for name in types
+                ),
+            )
+        )
+        assert outcome.refused is None, outcome
+        return identity
+
+    def submission(self, **changes: Any) -> Submit:
+        content: dict[str, Any] = {
+            "tenant": TENANT,
+            "actor": "application",
+            "type": "sha256",
+            "input_text": '{"path":"a"}',
+            "priority": 0,
+            "not_before": None,
+            "deadline": None,
+            "resources": None,
+        } | changes
+        fingerprint = hashlib.sha256(repr(sorted(content.items(), key=str)).encode()).digest()
+        return Submit(
+            **(
+                {
+                    "command_id": CommandId(str(uuid4())),
+                    "fingerprint": fingerprint,
+                    "task_id": TaskId(str(uuid7())),
+                }
+                | content
+            )
+        )
+
+    async def submit(self, **changes: Any) -> TaskId:
+        command = self.submission(**changes)
+        (outcome,) = await self.authority.submit([command])
+        assert outcome.reply is not None, outcome
+        return command.task_id
+
+    async def assigned(self, task_id: TaskId) -> Held:
+        """Give waiting tasks to nodes, then the current attempt of ``task_id``."""
+        await self.scheduler.step()
+        row = await self.owner.fetchrow(
+            "select a.* from tenure.attempts a join tenure.tasks t"
+            " on t.current_attempt_id = a.attempt_id where t.task_id = $1",
+            task_id,
+        )
+        assert row is not None, "no attempt: the scheduler did not allocate"
+        return Held(
+            task_id,
+            AttemptId(str(row["attempt_id"])),
+            NodeId(row["node_id"]),
+            IncarnationId(str(row["incarnation"])),
+            FencingToken(row["fencing_token"]),
+        )
+
+    async def running(self, **changes: Any) -> Held:
+        """A task that an executor has taken."""
+        held = await self.assigned(await self.submit(**changes))
+        outcome = await self.report(Take, held)
+        assert outcome.reply is not None, outcome
+        return held
+
+    def command(
+        self, kind: type[AttemptCommand], held: Held, report_id: str | None = None, **more: Any
+    ) -> Any:
+        identity = report_id or str(uuid7())
+        token = more.pop("fencing_token", held.fencing_token)
+        fingerprint = hashlib.sha256(repr((kind.__name__, held, token, more)).encode()).digest()
+        return kind(
+            command_id=CommandId(identity),
+            fingerprint=fingerprint,
+            tenant=TENANT,
+            actor="executor",
+            node_id=held.node_id,
+            incarnation=held.incarnation,
+            task_id=held.task_id,
+            attempt_id=held.attempt_id,
+            fencing_token=token,
+            **more,
+        )
+
+    async def report(
+        self, kind: type[AttemptCommand], held: Held, report_id: str | None = None, **more: Any
+    ) -> Outcome:
+        return (await self.authority.report([self.command(kind, held, report_id, **more)]))[0]
+
+    async def deliver(
+        self, held: Held, output: Any = None, report_id: str | None = None, **more: Any
+    ) -> Outcome:
+        text = json.dumps(output)
+        digest = hashlib.sha256(text.encode()).digest()
+        return await self.report(
+            Deliver, held, report_id, output_text=text, content_digest=digest, **more
+        )
+
+    async def cancel(self, task_id: TaskId) -> Outcome:
+        return await self.authority.cancel(
+            Cancel(CommandId(str(uuid4())), b"cancel", TENANT, "application", task_id)
+        )
+
+    async def expire(self, task_id: TaskId) -> Outcome:
+        command = Expire(CommandId(str(uuid4())), b"", TENANT, "sweeper", task_id)
+        return (await self.authority.expire([command]))[0]
+
+    async def end_lease(self, held: Held) -> None:
+        """Let the lease run out, as time would."""
+        await self.owner.execute(
+            "update tenure.attempts set expires_at = clock_timestamp() - interval '1 ms'"
+            " where attempt_id = $1",
+            held.attempt_id,
+        )
+
+    async def task(self, task_id: TaskId) -> asyncpg.Record:
+        row = await self.owner.fetchrow("select * from tenure.tasks where task_id = $1", task_id)
+        assert row is not None
+        return row
+
+    async def attempt(self, held: Held) -> asyncpg.Record:
+        row = await self.owner.fetchrow(
+            "select * from tenure.attempts where attempt_id = $1", held.attempt_id
+        )
+        assert row is not None
+        return row
+
+    async def events(self, task_id: TaskId) -> list[asyncpg.Record]:
+        """Events of a task and its attempts in the order of the log, copies left out."""
+        return await self.owner.fetch(
+            "select * from tenure.log where order_key = $1 and not copy order by position", task_id
+        )
+
+    async def everything(self) -> dict[str, Any]:
+        """All state, to show that something changed nothing."""
+        tables = (
+            "tasks", "attempts", "reservations", "incarnations", "nodes", "receipts", "commands",
+            "renewals", "log",
+        )  # fmt: skip
+        return {
+            table: await self.owner.fetch(f"select * from tenure.{table} t order by t::text")
+            for table in tables
+        }
+
+
+@asynccontextmanager
+async def replica(
+    database: FreshDatabase, policy: LeasePolicy | None = None
+) -> AsyncIterator[Bench]:
+    """A running replica of the authority."""
+    pool = await open_pool(database.coordinator_url, size=8, application_name="test")
+    owner = await asyncpg.connect(database.owner_url)
+    authority = Authority(pool, pool, Silent(), policy=policy)
+    running = asyncio.create_task(authority.run())
+    try:
+        yield Bench(authority, pool, owner)
+    finally:
+        authority.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(10):
+                await running
+        await owner.close()
+        await pool.close()
