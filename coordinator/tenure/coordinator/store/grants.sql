@@ -28,3 +28,8 @@ grant execute on function
         tenure.incarnation_insert[], tenure.incarnation_update[], tenure.task_type_upsert[],
         tenure.event_append[], uuid[])
 to :"coordinator";
+
+grant execute on function tenure.relay_claim(uuid, integer, interval) to :"relay";
+grant execute on function tenure.relay_renew(uuid, smallint[], bigint[], interval) to :"relay";
+grant execute on function tenure.relay_release(uuid, smallint[], bigint[]) to :"relay";
+grant execute on function tenure.relay_advance(uuid, smallint[], bigint[], bigint[]) to :"relay";

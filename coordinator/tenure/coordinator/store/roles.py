@@ -32,6 +32,10 @@ LIMITS: Final[dict[str, str]] = {
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "10s",
 }
+RELAY_SETTINGS: Final[dict[str, str]] = {
+    # A statement prepared while the log was empty would keep its sequential scans for ever.
+    "enable_seqscan": "off",
+}
 _ATTEMPTS: Final = 20
 _SCRAM_ITERATIONS: Final = 4096
 
@@ -51,6 +55,10 @@ class Roles:
             raise ValueError("the coordinator and the relay need a role each")
         return self.coordinator, self.relay
 
+    def settings(self, name: str) -> dict[str, str]:
+        """What is set on the role of this name."""
+        return LIMITS | RELAY_SETTINGS if name == self.relay else LIMITS
+
 
 def quote_identifier(name: str) -> str:
     """``name`` as an SQL identifier."""
@@ -65,13 +73,17 @@ def roles_sql(roles: Roles | None = None) -> str:
     lines = [
         "-- Roles of Tenure's services, with their limits. Run as an administrator of the server."
     ]
-    for name in (roles or Roles()).names():
+    roles = roles or Roles()
+    for name in roles.names():
         role = quote_identifier(name)
         lines.append("do $$ begin")
         lines.append(f"    create role {role} login;")
         lines.append("exception when duplicate_object or unique_violation then null;")
         lines.append("end $$;")
-        lines += [f"alter role {role} set {key} = '{value}';" for key, value in LIMITS.items()]
+        lines += [
+            f"alter role {role} set {key} = '{value}';"
+            for key, value in roles.settings(name).items()
+        ]
         lines.append(f"-- then, in psql:  \\password {role}")
     return "\n".join(lines) + "\n"
 
@@ -88,7 +100,7 @@ async def ensure_roles(connection: asyncpg.Connection, roles: Roles) -> None:
         verifier = None if password is None else _scram_verifier(password)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                await _ensure_role(connection, name, verifier)
+                await _ensure_role(connection, name, roles.settings(name), verifier)
                 break
             except asyncpg.InsufficientPrivilegeError as error:
                 raise RolesNeeded(
@@ -110,13 +122,14 @@ async def missing_roles(connection: asyncpg.Connection, roles: Roles) -> list[st
     """What the roles lack, in words; empty when all is well."""
     faults = []
     for name in roles.names():
-        state = await _state(connection, name)
+        settings = roles.settings(name)
+        state = await _state(connection, name, settings)
         if state is None:
             faults.append(f"role {name} does not exist")
             continue
         if state.superuser:
             faults.append(f"role {name} is a superuser")
-        faults += [f"role {name} has no {key} = {LIMITS[key]}" for key in state.lacking]
+        faults += [f"role {name} has no {key} = {settings[key]}" for key in state.lacking]
     return faults
 
 
@@ -126,7 +139,9 @@ class _RoleState:
     lacking: tuple[str, ...]
 
 
-async def _state(connection: asyncpg.Connection, name: str) -> _RoleState | None:
+async def _state(
+    connection: asyncpg.Connection, name: str, settings: dict[str, str]
+) -> _RoleState | None:
     row = await connection.fetchrow(
         """
         select r.rolsuper, coalesce((
@@ -142,26 +157,28 @@ async def _state(connection: asyncpg.Connection, name: str) -> _RoleState | None
     )
     if row is None:
         return None
-    settings = set(row["settings"])
+    present = set(row["settings"])
     return _RoleState(
         superuser=row["rolsuper"],
-        lacking=tuple(key for key, value in LIMITS.items() if f"{key}={value}" not in settings),
+        lacking=tuple(key for key, value in settings.items() if f"{key}={value}" not in present),
     )
 
 
-async def _ensure_role(connection: asyncpg.Connection, name: str, verifier: str | None) -> None:
+async def _ensure_role(
+    connection: asyncpg.Connection, name: str, settings: dict[str, str], verifier: str | None
+) -> None:
     role = quote_identifier(name)
-    state = await _state(connection, name)
+    state = await _state(connection, name, settings)
     if state is None:
         await connection.execute(f"create role {role} login")
-        state = _RoleState(superuser=False, lacking=tuple(LIMITS))
+        state = _RoleState(superuser=False, lacking=tuple(settings))
     if state.superuser:
         raise RolesNeeded(
             f"The role {name} is a superuser, which no limit binds.",
             next_step="Choose another name, or take that attribute from it.",
         )
     for key in state.lacking:
-        await connection.execute(f"alter role {role} set {key} = '{LIMITS[key]}'")
+        await connection.execute(f"alter role {role} set {key} = '{settings[key]}'")
     if verifier is not None:
         await connection.execute(f"alter role {role} login password '{verifier}'")
 

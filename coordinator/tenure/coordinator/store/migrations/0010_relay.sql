@@ -1,0 +1,119 @@
+-- Claims and cursors of the relay. A claim gives one relay one shard for a time; its token is raised
+-- by every change of hands. Each function locks its rows by shard, and reads the clock after that:
+-- a claim that ran out while the call waited for a lock gives nothing.
+
+create function relay_lease_is_sane(lease interval) returns void
+language plpgsql stable set search_path = tenure, pg_temp as $$
+begin
+    if lease is null or lease <= interval '0' or lease > interval '5 minutes' then
+        raise exception 'a claim for % is not in (0, 5 minutes]', lease using errcode = '22023';
+    end if;
+end
+$$;
+
+-- Takes shards that nobody holds, until ``relay`` holds ``want``; returns what it took. A shard of
+-- its own whose claim ran out is taken like any other, with a new token.
+create function relay_claim(relay uuid, want integer, lease interval)
+returns table (shard smallint, claim_token bigint, "position" bigint)
+language plpgsql security definer set search_path = tenure, pg_temp as $$
+#variable_conflict use_column
+declare
+    held integer;
+    found_free smallint[];
+    clock timestamptz;
+begin
+    perform relay_lease_is_sane(lease);
+    if relay is null then
+        raise exception 'a claim needs a relay' using errcode = '22023';
+    end if;
+    select count(*) into held from relay_shards s
+    where s.relay_id = relay and s.claimed_until > clock_timestamp();
+    -- Rows that somebody else is changing are not free, or will be seen next time.
+    select array_agg(f.shard) into found_free
+    from (
+        select s.shard from relay_shards s
+        where s.relay_id is null or s.claimed_until <= clock_timestamp()
+        order by s.shard
+        limit greatest(want - held, 0)
+        for no key update skip locked
+    ) f;
+    if found_free is null then
+        return;
+    end if;
+    clock := clock_timestamp();
+    return query
+    update relay_shards s
+    set relay_id = relay, claim_token = s.claim_token + 1, claimed_until = clock + lease
+    where s.shard = any(found_free) and (s.relay_id is null or s.claimed_until <= clock)
+    returning s.shard, s.claim_token, s.position;
+end
+$$;
+
+-- Prolongs claims that still hold; returns their shards. What is missing in the answer is lost.
+create function relay_renew(relay uuid, shards smallint[], claim_tokens bigint[], lease interval)
+returns setof smallint
+language plpgsql security definer set search_path = tenure, pg_temp as $$
+#variable_conflict use_column
+declare
+    clock timestamptz;
+begin
+    perform relay_lease_is_sane(lease);
+    perform 1 from relay_shards s where s.shard = any(shards)
+    order by s.shard for no key update;
+    clock := clock_timestamp();
+    return query
+    update relay_shards s
+    set claimed_until = clock + lease
+    from unnest(shards, claim_tokens) given (shard, claim_token)
+    where s.shard = given.shard and s.claim_token = given.claim_token
+        and s.relay_id = relay and s.claimed_until > clock
+    returning s.shard;
+end
+$$;
+
+-- Gives claims back before they run out, so that another relay need not wait.
+create function relay_release(relay uuid, shards smallint[], claim_tokens bigint[])
+returns setof smallint
+language plpgsql security definer set search_path = tenure, pg_temp as $$
+#variable_conflict use_column
+begin
+    perform 1 from relay_shards s where s.shard = any(shards)
+    order by s.shard for no key update;
+    return query
+    update relay_shards s
+    set relay_id = null, claimed_until = '-infinity'
+    from unnest(shards, claim_tokens) given (shard, claim_token)
+    where s.shard = given.shard and s.claim_token = given.claim_token and s.relay_id = relay
+    returning s.shard;
+end
+$$;
+
+-- Moves cursors under live claims (RELAY-03), never backwards and never past the log's end; returns
+-- the shards that were moved. A shard of a lost claim is left alone without an error.
+create function relay_advance(
+    relay uuid, shards smallint[], claim_tokens bigint[], positions bigint[])
+returns setof smallint
+language plpgsql security definer set search_path = tenure, pg_temp as $$
+#variable_conflict use_column
+declare
+    clock timestamptz;
+    log_end bigint;
+begin
+    select last_value into log_end from log_position;
+    if (select max(p) from unnest(positions) p) > log_end then
+        raise exception 'a cursor would pass the end of the log, %', log_end
+            using errcode = '22023';
+    end if;
+    perform 1 from relay_shards s where s.shard = any(shards)
+    order by s.shard for no key update;
+    clock := clock_timestamp();
+    return query
+    update relay_shards s
+    set position = given.position, moved_at = clock
+    from unnest(shards, claim_tokens, positions) given (shard, claim_token, position)
+    where s.shard = given.shard and s.claim_token = given.claim_token
+        and s.relay_id = relay and s.claimed_until > clock
+        and s.position < given.position
+    returning s.shard;
+end
+$$;

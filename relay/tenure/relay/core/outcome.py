@@ -1,0 +1,47 @@
+"""What a publish came to, and what that means for its row (RELAY-01, RELAY-02)."""
+
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """How one publish ended, as the broker or the connection says."""
+
+    ACKED = "acked"  # confirmed, and not returned before
+    RETURNED = "returned"  # confirmed, but it reached no queue although one was required
+    NACKED = "nacked"  # refused by the broker; it may succeed later
+    TIMED_OUT = "timed_out"  # no confirm before the deadline: it may have arrived, or still arrive
+    LOST = "lost"  # channel or connection gone first: it may have arrived
+    NOT_SENT = "not_sent"  # the relay did not write it: no such exchange, or it cannot be encoded
+
+
+class Verdict(StrEnum):
+    """What to do with the row."""
+
+    PUBLISHED = "published"  # the cursor may pass it
+    AGAIN = "again"  # publish it again as soon as there is a channel
+    AGAIN_LATER = "again_later"  # publish it again after a pause of its stream
+
+
+_VERDICTS = {
+    Outcome.ACKED: Verdict.PUBLISHED,
+    Outcome.RETURNED: Verdict.AGAIN_LATER,
+    Outcome.NACKED: Verdict.AGAIN_LATER,
+    Outcome.TIMED_OUT: Verdict.AGAIN_LATER,
+    Outcome.LOST: Verdict.AGAIN,
+    Outcome.NOT_SENT: Verdict.AGAIN_LATER,
+}
+
+
+def judge(outcome: Outcome, *, required: bool) -> Verdict:
+    """What ``outcome`` means for a row; ``required``: it must reach a queue.
+
+    An event that nobody subscribed to and that comes back was published, to nobody.
+    """
+    if outcome is Outcome.RETURNED and not required:
+        return Verdict.PUBLISHED
+    return _VERDICTS[outcome]
+
+
+def may_arrive_twice(outcome: Outcome) -> bool:
+    """Whether the publish may have arrived although its row will be published again."""
+    return outcome in (Outcome.TIMED_OUT, Outcome.LOST)

@@ -1,0 +1,182 @@
+"""The log and the cursors in PostgreSQL, as the relay sees them.
+
+Every statement commits by itself: no transaction is ever open while the relay does something else.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import resources
+from typing import Any, Final
+from uuid import UUID
+
+import asyncpg
+
+from tenure.relay.core.window import Cursor, Row, Want
+from tenure.relay.errors import LogNotMigrated, LogUnavailable
+
+_COUNT_LIMIT: Final = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A shard that this relay holds. ``position``: its stored cursor when it was taken."""
+
+    shard: int
+    claim_token: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """What all relays together have yet to publish: rows (each shard counted up to 20,000), and the
+    age of the oldest in seconds."""
+
+    rows: int
+    seconds: float
+
+
+def load_queries() -> dict[str, str]:
+    """The statements of ``queries/log.sql`` by name."""
+    text = (resources.files("tenure.relay") / "queries" / "log.sql").read_text("utf-8")
+    parts = re.split(r"^-- name: (\w+)$", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+class RelayLog:
+    """Reads the log and holds claims as ``relay_id``. Every method raises LogUnavailable when the
+    database does not answer; the caller repeats it later, which is safe for each of them."""
+
+    def __init__(
+        self, url: str, relay_id: UUID, claim_seconds: float, command_timeout_seconds: float = 3.0
+    ) -> None:
+        self._url = url
+        self._relay_id = relay_id
+        self._lease = timedelta(seconds=claim_seconds)
+        self._timeout_seconds = command_timeout_seconds
+        self._pool: asyncpg.Pool | None = None
+        self._queries = load_queries()
+
+    async def connect(self) -> None:
+        """Open the pool; to be repeated until it succeeds. Raises LogNotMigrated too."""
+        if self._pool is not None:
+            return
+        with _translated():
+            pool = await asyncpg.create_pool(
+                self._url,
+                min_size=1,
+                max_size=2,
+                timeout=self._timeout_seconds,
+                command_timeout=self._timeout_seconds,
+                max_inactive_connection_lifetime=0,
+            )
+            try:
+                migrated = await pool.fetchval(
+                    self._queries["schema"], timeout=self._timeout_seconds
+                )
+            except BaseException:
+                pool.terminate()
+                raise
+        if not migrated:
+            pool.terminate()
+            raise LogNotMigrated(
+                "The database lacks the relay's part of the schema.",
+                next_step="Run `tenure migrate up`.",
+            )
+        self._pool = pool
+
+    async def close(self) -> None:
+        """Close the pool; does not wait for a server that is away."""
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        try:
+            await pool.close()
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+            pool.terminate()
+
+    async def claim(self, want: int) -> list[Claim]:
+        """Take free shards until this relay holds ``want``; the ones taken now."""
+        rows = await self._fetch("claim", self._relay_id, want, self._lease)
+        return [Claim(row["shard"], row["claim_token"], row["position"]) for row in rows]
+
+    async def renew(self, claims: Mapping[int, int]) -> set[int]:
+        """Prolong claims, given as token by shard; the shards that are still held."""
+        rows = await self._fetch(
+            "renew", self._relay_id, list(claims), list(claims.values()), self._lease
+        )
+        return {row["shard"] for row in rows}
+
+    async def release(self, claims: Mapping[int, int]) -> None:
+        """Give claims back."""
+        await self._fetch("release", self._relay_id, list(claims), list(claims.values()))
+
+    async def advance(self, cursors: Sequence[Cursor]) -> set[int]:
+        """Move cursors; the shards that were moved. A shard that is missing was lost, or stands
+        further on already (RELAY-03)."""
+        rows = await self._fetch(
+            "advance",
+            self._relay_id,
+            [cursor.shard for cursor in cursors],
+            [cursor.claim_token for cursor in cursors],
+            [cursor.position for cursor in cursors],
+        )
+        return {row["shard"] for row in rows}
+
+    async def head(self, after: int) -> int | None:
+        """The last position, where it is above ``after``."""
+        rows = await self._fetch("head", after)
+        return rows[0]["position"] if rows else None
+
+    async def read(self, wanted: Sequence[Want]) -> list[Row]:
+        """The rows asked for, of each shard by position."""
+        rows = await self._fetch(
+            "read",
+            [want.shard for want in wanted],
+            [want.after for want in wanted],
+            [want.rows for want in wanted],
+            [want.body_bytes for want in wanted],
+        )
+        return [
+            Row(
+                position=row["position"],
+                shard=row["shard"],
+                stream=(row["entity_type"], row["entity_id"]),
+                event_id=str(row["event_id"]),
+                exchange=row["exchange"],
+                routing_key=row["routing_key"],
+                required=row["required"],
+                body=row["body"],
+            )
+            for row in rows
+        ]
+
+    async def lag(self) -> Lag:
+        """What is not published yet, by any relay."""
+        (row,) = await self._fetch("lag", _COUNT_LIMIT)
+        return Lag(rows=row["row_count"], seconds=max(0.0, row["seconds"]))
+
+    async def _fetch(self, query: str, *arguments: Any) -> list[asyncpg.Record]:
+        if self._pool is None:
+            await self.connect()
+        assert self._pool is not None  # connect() sets it or raises
+        with _translated():
+            async with self._pool.acquire(timeout=self._timeout_seconds) as connection:
+                return await connection.fetch(self._queries[query], *arguments)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (asyncpg.UndefinedFunctionError, asyncpg.UndefinedTableError) as error:
+        raise LogNotMigrated(
+            f"The database lacks a part of the schema: {error}.",
+            next_step="Run `tenure migrate up`.",
+        ) from error
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        raise LogUnavailable(
+            f"The database does not answer: {str(error) or type(error).__name__}."
+        ) from error

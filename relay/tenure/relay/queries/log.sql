@@ -1,0 +1,68 @@
+-- What the relay asks of the database. One statement after each `-- name:` line; parameters by number.
+-- All names carry their schema, so that no search path matters.
+
+-- name: schema
+-- Whether the functions below are there, from the catalogue: before the first migration there is
+-- nothing else to ask.
+select exists (
+    select from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+    where n.nspname = 'tenure' and p.proname = 'relay_advance'
+)
+
+-- name: claim
+select shard, claim_token, "position" from tenure.relay_claim($1, $2, $3)
+
+-- name: renew
+select tenure.relay_renew($1, $2, $3, $4) as shard
+
+-- name: release
+select tenure.relay_release($1, $2, $3) as shard
+
+-- name: advance
+select tenure.relay_advance($1, $2, $3, $4) as shard
+
+-- name: head
+-- The last position after $1, or no row. Planned per call, this reads one index entry of each
+-- partition behind $1: the cheap question of an idle relay.
+select "position" from tenure.log where "position" > $1 order by "position" desc limit 1
+
+-- name: read
+-- For each shard ($1) the rows after its position ($2): at most $3, and none after the one with which
+-- the bodies reach $4 bytes.
+select r.*
+from unnest($1::smallint[], $2::bigint[], $3::bigint[], $4::bigint[])
+    as want (shard, after, row_limit, byte_limit)
+cross join lateral (
+    select b.*
+    from (
+        select l."position", l.shard, l.entity_type, l.entity_id, l.event_id, l.exchange,
+            l.routing_key, l.required, l.body,
+            sum(octet_length(l.body)) over (order by l."position") - octet_length(l.body) as before
+        from (
+            select * from tenure.log
+            where log.shard = want.shard and log."position" > want.after
+            order by log."position"
+            limit want.row_limit
+        ) l
+    ) b
+    where b.before < want.byte_limit
+    order by b."position"
+) r
+
+-- name: lag
+-- Rows behind the cursors of all shards, counted up to $1 for each, and the age of the oldest.
+select coalesce(sum(waiting.count), 0)::bigint as row_count,
+    coalesce(extract(epoch from clock_timestamp() - min(oldest.recorded_at)), 0)::float8 as seconds
+from tenure.relay_shards s
+left join lateral (
+    select l.recorded_at from tenure.log l
+    where l.shard = s.shard and l."position" > s."position"
+    order by l."position" limit 1
+) oldest on true
+left join lateral (
+    select count(*) from (
+        select from tenure.log l
+        where l.shard = s.shard and l."position" > s."position"
+        limit $1
+    ) counted
+) waiting on true

@@ -1,0 +1,134 @@
+"""The append lock: nothing appears in the log behind a reader that has passed (RELAY-01)."""
+
+import asyncio
+import random
+
+import asyncpg
+import pytest
+
+from tests.support.isolation import FreshDatabase
+from tests.support.log_rows import LogRow, Stream, append
+from tests.support.sessions import blocked, session
+
+
+class Aborted(Exception):
+    """A writer gives up after its insert."""
+
+
+@pytest.mark.requirement("RELAY-01")
+async def test_a_position_taken_later_is_never_visible_earlier(database: FreshDatabase) -> None:
+    async with (
+        session(database.owner_url) as early,
+        session(database.owner_url) as late,
+        session(database.admin_url) as observer,
+    ):
+        transaction = early.transaction()
+        await transaction.start()
+        (first,) = await append(early, [Stream().next()])
+        waiting = asyncio.create_task(append(late, [Stream().next()]))
+        await blocked(observer, late)
+        assert await observer.fetchval("select count(*) from tenure.log") == 0
+        # It waits before it takes a position, not after.
+        assert await observer.fetchval("select last_value from tenure.log_position") == first
+        await transaction.commit()
+        (second,) = await waiting
+        assert first < second
+
+
+async def test_an_insert_into_a_partition_takes_the_lock_too(database: FreshDatabase) -> None:
+    async with (
+        session(database.owner_url) as early,
+        session(database.owner_url) as late,
+        session(database.admin_url) as observer,
+    ):
+        partitions = await observer.fetch(
+            "select inhrelid::regclass::text as name from pg_inherits"
+            " where inhparent = 'tenure.log'::regclass"
+        )
+        assert len(partitions) == 4  # the current one, two ahead, and the default
+        transaction = early.transaction()
+        await transaction.start()
+        await append(early, [Stream().next()])
+        for partition in partitions:
+            waiting = asyncio.create_task(
+                late.execute(f"insert into {partition['name']} default values")
+            )
+            await blocked(observer, late)
+            await observer.execute("select pg_cancel_backend($1)", late.get_server_pid())
+            with pytest.raises(asyncpg.QueryCanceledError):
+                await waiting
+        await transaction.rollback()
+
+
+@pytest.mark.requirement("RELAY-01")
+async def test_a_reader_at_the_tail_misses_nothing_among_delays_and_aborts(
+    database: FreshDatabase,
+) -> None:
+    writers = 8
+    chance = random.Random(20_260_101)
+    committed: set[int] = set()
+
+    async def write() -> None:
+        async with session(database.owner_url) as connection:
+            for _ in range(25):
+                rows: list[LogRow] = [Stream().next() for _ in range(chance.randint(1, 3))]
+                try:
+                    async with connection.transaction():
+                        positions = await append(connection, rows)
+                        await connection.execute("select pg_sleep($1)", chance.random() * 0.01)
+                        if chance.random() < 0.25:
+                            raise Aborted
+                except Aborted:
+                    continue
+                committed.update(positions)
+
+    async def tail(done: asyncio.Event) -> list[int]:
+        seen: list[int] = []
+        async with session(database.relay_url) as connection:
+            while True:
+                last_turn = done.is_set()
+                after = seen[-1] if seen else 0
+                found = await connection.fetch(
+                    'select "position" from tenure.log where "position" > $1 order by 1', after
+                )
+                seen += [record["position"] for record in found]
+                if last_turn:
+                    return seen
+
+    done = asyncio.Event()
+    reader = asyncio.create_task(tail(done))
+    await asyncio.gather(*(write() for _ in range(writers)))
+    done.set()
+    assert await reader == sorted(committed)
+    assert len(committed) > writers
+
+
+async def test_partitions_are_made_ahead_once_and_by_the_coordinator(
+    database: FreshDatabase,
+) -> None:
+    async with (
+        session(database.owner_url) as owner,
+        session(database.coordinator_url) as coordinator,
+        session(database.coordinator_url) as replica,
+    ):
+        ensure = "select tenure.ensure_log_partitions()"
+        assert await coordinator.fetchval(ensure) == 0
+        await owner.execute("select setval('tenure.log_position', 25000000)")
+        made = await asyncio.gather(coordinator.fetchval(ensure), replica.fetchval(ensure))
+        assert sorted(made) == [0, 2]
+        (position,) = await append(owner, [Stream().next()])
+        assert position == 25_000_001
+        where = "select tableoid::regclass::text from tenure.log where position = $1"
+        assert await owner.fetchval(where, position) == "tenure.log_p000003"
+        assert await coordinator.fetchval("select count(*) from tenure.log_default") == 0
+        with pytest.raises(asyncpg.InvalidParameterValueError):
+            await coordinator.execute("select tenure.ensure_log_partitions(-1)")
+
+
+async def test_a_row_beyond_every_partition_is_kept_in_the_default_one(
+    database: FreshDatabase,
+) -> None:
+    async with session(database.owner_url) as owner:
+        await owner.execute("select setval('tenure.log_position', 500000000)")
+        await append(owner, [Stream().next()])
+        assert await owner.fetchval("select count(*) from tenure.log_default") == 1

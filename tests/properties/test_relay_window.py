@@ -1,0 +1,127 @@
+"""Whatever the broker does and whenever claims change hands: order, cursors and bounds hold."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tenure.relay.core.outcome import Outcome, Verdict
+from tenure.relay.core.window import Limits, Publish, Row, Window
+
+SHARDS = 2
+STREAMS = 3
+LIMITS = Limits(rows=12, body_bytes=400, shards=SHARDS, in_flight=4, rows_per_read=6)
+
+
+class AnyBroker(RuleBasedStateMachine):
+    """A log, a window over it, and a broker that answers as it pleases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.token = 0
+        self.log: list[Row] = []
+        self.stored = dict.fromkeys(range(SHARDS), 0)
+        self.in_flight: list[Publish] = []
+        self.published: set[int] = set()
+        self.window = Window(LIMITS)
+        for shard in range(SHARDS):
+            self.window.open(shard, 0, 0)
+
+    @rule(stream=st.integers(0, STREAMS - 1), size=st.integers(1, 60), required=st.booleans())
+    def append(self, stream: int, size: int, required: bool) -> None:
+        position = len(self.log) + 1
+        self.log.append(
+            Row(position, stream % SHARDS, stream, str(position), "", "", required, b"." * size)
+        )
+        self.window.grown()
+
+    @rule()
+    def read(self) -> None:
+        wanted = self.window.wanted()
+        answer = []
+        for want in wanted:
+            size = 0
+            rows = [r for r in self.log if r.shard == want.shard and r.position > want.after]
+            for row in rows[: want.rows]:
+                if size >= want.body_bytes:
+                    break
+                size += len(row.body)
+                answer.append(row)
+        self.window.add(wanted, answer)
+
+    @rule(limit=st.integers(1, 5))
+    def take(self, limit: int) -> None:
+        for publish in self.window.take(self.now, limit):
+            row = publish.row
+            older = [
+                other.position
+                for other in self.log
+                if other.stream == row.stream
+                and self.stored[row.shard] < other.position < row.position
+            ]
+            assert set(older) <= self.published
+            self.in_flight.append(publish)
+
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data(), outcome=st.sampled_from(list(Outcome)), jitter=st.floats(0, 0.99))
+    def settle(self, data: st.DataObject, outcome: Outcome, jitter: float) -> None:
+        publish = data.draw(st.sampled_from(self.in_flight))
+        self.in_flight.remove(publish)
+        position = publish.position
+        if self.window.settle(publish, outcome, self.now, jitter) is Verdict.PUBLISHED:
+            self.published.add(position)
+
+    @rule()
+    def move_cursors(self) -> None:
+        for cursor in self.window.cursors():
+            passed = [
+                row.position
+                for row in self.log
+                if row.shard == cursor.shard
+                and self.stored[cursor.shard] < row.position <= cursor.position
+            ]
+            assert set(passed) <= self.published
+            assert cursor.position > self.stored[cursor.shard]
+            self.stored[cursor.shard] = cursor.position
+            self.window.moved(cursor)
+
+    @rule(shard=st.integers(0, SHARDS - 1))
+    def claim_again(self, shard: int) -> None:
+        self.token += 1
+        self.window.open(shard, self.token, self.stored[shard])
+
+    @rule(microseconds=st.integers(0, 60_000_000))
+    def wait(self, microseconds: int) -> None:
+        self.now += microseconds
+
+    @invariant()
+    def one_publish_a_stream(self) -> None:
+        streams = [publish.row.stream for publish in self.in_flight]
+        assert len(set(streams)) == len(streams)
+
+    @invariant()
+    def bounded(self) -> None:
+        largest = max((len(row.body) for row in self.log), default=0)
+        assert self.window.rows <= LIMITS.rows
+        assert self.window.body_bytes <= LIMITS.body_bytes + SHARDS * largest
+        assert self.window.in_flight == len(self.in_flight) <= LIMITS.in_flight
+
+    def teardown(self) -> None:
+        """Given a broker that works, everything gets published and every cursor to its end."""
+        for _ in range(20 * (len(self.log) + 1)):
+            self.now += 60_000_000
+            self.read()
+            self.take(5)
+            for publish in self.in_flight:
+                self.published.add(publish.position)
+                self.window.settle(publish, Outcome.ACKED, self.now, 0.0)
+            self.in_flight.clear()
+            self.move_cursors()
+        for shard, stored in self.stored.items():
+            ends = [row.position for row in self.log if row.shard == shard]
+            assert stored == (ends[-1] if ends else 0)
+            assert self.window.rows == 0
+
+
+TestAnyBroker = AnyBroker.TestCase
+TestAnyBroker.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,238 @@
+"""The relay's window: order within a stream, cursors, pauses and bounds."""
+
+import pytest
+
+from tenure.relay.core.outcome import Outcome, Verdict, judge, may_arrive_twice
+from tenure.relay.core.window import Cursor, Limits, Publish, Row, Window
+
+CALM = 0.5
+SECOND = 1_000_000
+
+
+def row(
+    position: int, stream: str, *, shard: int = 0, required: bool = False, size: int = 10
+) -> Row:
+    return Row(position, shard, stream, f"event-{position}", "x", "k", required, b"." * size)
+
+
+def window_with(*rows: Row, limits: Limits | None = None, shards: tuple[int, ...] = (0,)) -> Window:
+    window = Window(limits or Limits(shards=len(shards)))
+    for shard in shards:
+        window.open(shard, claim_token=7, position=0)
+    window.add(window.wanted(), rows)
+    return window
+
+
+def positions(publishes: list[Publish]) -> list[int]:
+    return [publish.position for publish in publishes]
+
+
+@pytest.mark.requirement("RELAY-03")
+def test_one_publish_of_a_stream_is_in_flight_while_others_go_on() -> None:
+    window = window_with(row(1, "a"), row(2, "a"), row(3, "b"), row(4, "a"))
+    first = window.take(0, 10)
+    assert positions(first) == [1, 3]
+    assert window.take(0, 10) == []
+    window.settle(first[0], Outcome.ACKED, 0, CALM)
+    assert positions(window.take(0, 10)) == [2]
+
+
+def test_the_cursor_stops_before_the_first_row_that_is_not_published() -> None:
+    window = window_with(row(1, "a"), row(2, "b"), row(5, "c"))
+    a, b, c = window.take(0, 10)
+    window.settle(c, Outcome.ACKED, 0, CALM)
+    window.settle(b, Outcome.ACKED, 0, CALM)
+    assert window.cursors() == []
+    window.settle(a, Outcome.ACKED, 0, CALM)
+    (cursor,) = window.cursors()
+    assert cursor == Cursor(shard=0, claim_token=7, position=5)
+    window.moved(cursor)
+    assert window.cursors() == []
+
+
+@pytest.mark.requirement("RELAY-02")
+@pytest.mark.parametrize(
+    ("outcome", "required", "verdict"),
+    [
+        (Outcome.ACKED, True, Verdict.PUBLISHED),
+        (Outcome.ACKED, False, Verdict.PUBLISHED),
+        (Outcome.RETURNED, True, Verdict.AGAIN_LATER),
+        (Outcome.RETURNED, False, Verdict.PUBLISHED),
+        (Outcome.NACKED, True, Verdict.AGAIN_LATER),
+        (Outcome.NACKED, False, Verdict.AGAIN_LATER),
+        (Outcome.TIMED_OUT, False, Verdict.AGAIN_LATER),
+        (Outcome.LOST, False, Verdict.AGAIN),
+        (Outcome.NOT_SENT, False, Verdict.AGAIN_LATER),
+    ],
+)
+def test_what_each_outcome_means(outcome: Outcome, required: bool, verdict: Verdict) -> None:
+    assert judge(outcome, required=required) is verdict
+
+
+def test_only_unknown_outcomes_may_arrive_twice() -> None:
+    assert {outcome for outcome in Outcome if may_arrive_twice(outcome)} == {
+        Outcome.TIMED_OUT,
+        Outcome.LOST,
+    }
+
+
+@pytest.mark.parametrize("outcome", [Outcome.RETURNED, Outcome.NACKED, Outcome.TIMED_OUT])
+def test_a_failed_stream_pauses_and_delays_only_itself(outcome: Outcome) -> None:
+    window = window_with(row(1, "a", required=True), row(2, "a"), row(3, "b"), row(4, "b"))
+    a, b = window.take(0, 10)
+    assert window.settle(a, outcome, 0, CALM) is Verdict.AGAIN_LATER
+    window.settle(b, Outcome.ACKED, 0, CALM)
+    assert positions(window.take(0, 10)) == [4]
+    retry = window.next_retry()
+    assert retry is not None
+    assert window.take(retry - 1, 10) == []
+    assert positions(window.take(retry, 10)) == [1]  # the same row, not the one behind it
+    assert window.cursors() == []
+
+
+def test_pauses_double_up_to_a_bound_and_end_with_success() -> None:
+    window = window_with(row(1, "a"), row(2, "a"))
+    pauses = []
+    now = 0
+    for _ in range(12):
+        (publish,) = window.take(now, 1)
+        window.settle(publish, Outcome.NACKED, now, 0.999999)
+        retry = window.next_retry()
+        assert retry is not None
+        pauses.append(retry - now)
+        now = retry
+    assert pauses[:3] == [99_999, 199_999, 399_999]
+    assert pauses[-1] == pytest.approx(30 * SECOND, rel=1e-3)
+    (publish,) = window.take(now, 1)
+    window.settle(publish, Outcome.ACKED, now, CALM)
+    (publish,) = window.take(now, 1)
+    window.settle(publish, Outcome.NACKED, now, 0.999999)
+    assert window.next_retry() == now + 99_999
+
+
+def test_after_a_lost_connection_rows_are_published_again_at_once_and_in_order() -> None:
+    window = window_with(row(1, "a"), row(2, "a"), row(3, "b"))
+    for publish in window.take(0, 10):
+        window.settle(publish, Outcome.LOST, 0, CALM)
+    assert sorted(positions(window.take(0, 10))) == [1, 3]
+
+
+def test_a_row_is_settled_once() -> None:
+    window = window_with(row(1, "a"))
+    (publish,) = window.take(0, 1)
+    window.settle(publish, Outcome.ACKED, 0, CALM)
+    with pytest.raises(ValueError, match="position 1 is not in flight"):
+        window.settle(publish, Outcome.ACKED, 0, CALM)
+
+
+def test_rows_in_flight_of_all_streams_are_bounded() -> None:
+    limits = Limits(shards=1, in_flight=3)
+    window = window_with(*(row(n, f"s{n}") for n in range(1, 10)), limits=limits)
+    first = window.take(0, 100)
+    assert len(first) == window.in_flight == 3
+    window.settle(first[0], Outcome.ACKED, 0, CALM)
+    assert len(window.take(0, 100)) == 1
+
+
+def test_a_stuck_stream_bounds_what_its_shard_holds_and_not_the_other_shards() -> None:
+    limits = Limits(rows=20, shards=2, rows_per_read=1000)
+    window = window_with(limits=limits, shards=(0, 1))
+    stuck: Publish | None = None
+    published = {0: 0, 1: 0}
+    last = {0: 0, 1: 0}
+    for turn in range(200):
+        window.grown()
+        wanted = window.wanted()
+        rows = [
+            row(last[want.shard] + n + 1, f"{want.shard}/{n % 3}", shard=want.shard)
+            for want in wanted
+            for n in range(want.rows)
+        ]
+        for read in rows:
+            last[read.shard] = read.position
+        window.add(wanted, rows)
+        for publish in window.take(turn, 100):
+            if stuck is None and publish.row.shard == 0:
+                stuck = publish  # its confirm never comes
+                continue
+            published[publish.row.shard] += 1
+            window.settle(publish, Outcome.ACKED, turn, CALM)
+        for cursor in window.cursors():
+            window.moved(cursor)
+        assert window.rows <= 20
+        assert window.body_bytes <= 200
+    assert published[0] < 10
+    assert published[1] > 500
+    assert all(want.shard == 1 for want in window.wanted())
+
+
+def test_bodies_are_let_go_when_published_although_the_cursor_waits() -> None:
+    window = window_with(row(1, "a", size=100), row(2, "b", size=1000))
+    _, b = window.take(0, 10)
+    assert window.body_bytes == 1100
+    window.settle(b, Outcome.ACKED, 0, CALM)
+    assert window.body_bytes == 100
+    assert window.rows == 2
+    with pytest.raises(ValueError, match="position 2 is published"):
+        assert b.row is not None
+
+
+def test_a_shard_with_too_many_bytes_is_not_read() -> None:
+    limits = Limits(shards=1, body_bytes=1000)
+    window = window_with(row(1, "a", size=600), row(2, "b", size=600), limits=limits)
+    window.grown()
+    assert window.wanted() == []
+    a, _ = window.take(0, 10)
+    window.settle(a, Outcome.ACKED, 0, CALM)
+    (want,) = window.wanted()
+    assert (want.after, want.body_bytes) == (2, 400)
+
+
+def test_a_read_shard_is_asked_again_only_after_it_was_full_or_the_log_grew() -> None:
+    limits = Limits(rows=100, shards=1, rows_per_read=2)
+    window = window_with(row(1, "a"), row(2, "b"), limits=limits)
+    (want,) = window.wanted()
+    assert (want.after, want.rows) == (2, 2)
+    window.add([want], [])
+    assert window.wanted() == []
+    window.grown()
+    assert len(window.wanted()) == 1
+
+
+@pytest.mark.requirement("RELAY-03")
+def test_a_closed_shard_publishes_nothing_more_and_moves_no_cursor() -> None:
+    window = window_with(row(1, "a"), row(2, "a"), row(3, "b"))
+    (a,) = window.take(0, 1)
+    window.close(0)
+    assert window.take(0, 10) == []
+    window.settle(a, Outcome.ACKED, 0, CALM)
+    assert window.cursors() == []
+    assert (window.rows, window.in_flight, window.claims) == (0, 0, {})
+
+
+@pytest.mark.requirement("RELAY-03")
+def test_a_shard_claimed_again_waits_for_what_its_streams_still_have_in_flight() -> None:
+    window = window_with(row(1, "a"), row(2, "a"))
+    (old,) = window.take(0, 10)
+    window.open(0, claim_token=9, position=0)
+    window.add(window.wanted(), [row(1, "a"), row(2, "a"), row(3, "b")])
+    assert positions(window.take(0, 10)) == [3]
+    window.settle(old, Outcome.ACKED, 0, CALM)
+    assert positions(window.take(0, 10)) == [1]  # again: the new claim knows of no confirm
+
+
+def test_a_cursor_answer_of_an_older_claim_changes_nothing() -> None:
+    window = window_with(row(1, "a"))
+    (a,) = window.take(0, 1)
+    window.settle(a, Outcome.ACKED, 0, CALM)
+    window.moved(Cursor(shard=0, claim_token=6, position=1))
+    assert len(window.cursors()) == 1
+
+
+def test_a_paused_stream_of_a_closed_shard_is_forgotten() -> None:
+    window = window_with(row(1, "a"))
+    (a,) = window.take(0, 1)
+    window.settle(a, Outcome.NACKED, 0, CALM)
+    window.close(0)
+    assert window.take(60 * SECOND, 10) == []
+    assert window.next_retry() is None
