@@ -1,0 +1,122 @@
+"""How a refusal looks over HTTP: RFC 9457 problem details with the stable code.
+
+``STATUS`` is total over the codes that can end a request; the codes that only appear inside a reply
+(of a report, say) are in it too, since a batch of one may be answered either way.
+"""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Final
+
+from starlette.responses import Response
+
+from tenure.contract.codes import Code
+from tenure.contract.errors import TenureError
+from tenure.contract.tasks import Problem
+from tenure.coordinator.errors import InvalidRequest, RequestRefused, Retryable
+
+MEDIA_TYPE: Final = "application/problem+json"
+MAX_ERRORS: Final = 20
+
+STATUS: Final[Mapping[Code, int]] = {
+    Code.MALFORMED_JSON: 400,
+    Code.INVALID_FIELD: 422,
+    Code.INVALID_CHARACTER: 422,
+    Code.PAYLOAD_TOO_LARGE: 413,
+    Code.BATCH_TOO_LARGE: 413,
+    Code.UNKNOWN_TASK_TYPE: 422,
+    Code.DEADLINE_IN_THE_PAST: 422,
+    Code.NOT_FOUND: 404,
+    Code.METHOD_NOT_ALLOWED: 405,
+    Code.IDEMPOTENCY_CONFLICT: 422,
+    Code.UNAUTHENTICATED: 401,
+    Code.FORBIDDEN_ROLE: 403,
+    Code.UNSUPPORTED_PROTOCOL: 409,
+    Code.NOT_CURRENT: 409,
+    Code.STALE_TOKEN: 409,
+    Code.WRONG_NODE: 409,
+    Code.LEASE_EXPIRED: 409,
+    Code.WRONG_STATE: 409,
+    Code.ALREADY_DELIVERED: 409,
+    Code.CANCEL_REQUESTED: 409,
+    Code.UNKNOWN_ATTEMPT: 404,
+    Code.UNKNOWN_NODE: 404,
+    Code.NODE_GONE: 409,
+    Code.AUTHORITY_UNCONFIRMED: 503,
+    Code.NOT_MIGRATED: 503,
+    Code.SCHEMA_TOO_NEW: 503,
+    Code.UNAVAILABLE: 503,
+    Code.OVERLOADED: 503,
+    Code.INTERNAL_REFUSED: 500,
+    Code.INTERNAL_ERROR: 500,
+}
+
+NEXT_STEP: Final[Mapping[Code, str]] = {
+    Code.MALFORMED_JSON: "Send one JSON value in UTF-8; NaN and Infinity are no JSON.",
+    Code.INVALID_FIELD: "Correct what `errors` names; the interface is at /openapi.json.",
+    Code.INVALID_CHARACTER: "Remove the character, or encode binary data as base64.",
+    Code.PAYLOAD_TOO_LARGE: "Store the data elsewhere and pass a reference.",
+    Code.BATCH_TOO_LARGE: "Send it in smaller batches.",
+    Code.UNKNOWN_TASK_TYPE: "Start an executor that declares this type, or correct its name.",
+    Code.DEADLINE_IN_THE_PAST: "Send a deadline that is ahead, with its time zone.",
+    Code.NOT_FOUND: "Check the id and the token: ids of other tenants are not found either.",
+    Code.METHOD_NOT_ALLOWED: "Use a method that the Allow header names.",
+    Code.IDEMPOTENCY_CONFLICT: "Use a new key or id for new content, or repeat the first content.",
+    Code.UNAUTHENTICATED: "Send `Authorization: Bearer TOKEN` with a token of this coordinator.",
+    Code.FORBIDDEN_ROLE: "Use a token with one of the roles that the detail names.",
+    Code.UNSUPPORTED_PROTOCOL: "Use a version of the executor that speaks a supported protocol.",
+    Code.UNKNOWN_NODE: "Register the incarnation first.",
+    Code.NODE_GONE: "Start anew with a new incarnation.",
+    Code.AUTHORITY_UNCONFIRMED: "Repeat later; an operator decides what this database is.",
+    Code.NOT_MIGRATED: "An operator runs `tenure migrate up`; then repeat the same request.",
+    Code.SCHEMA_TOO_NEW: "An operator upgrades this coordinator; then repeat the same request.",
+    Code.UNAVAILABLE: "Repeat the same request with the same ids.",
+    Code.OVERLOADED: "Repeat the same request with the same ids, a little later.",
+    Code.INTERNAL_REFUSED: "Report it with the coordinator's log lines of this moment.",
+    Code.INTERNAL_ERROR: "Report it with the coordinator's log lines of this moment.",
+}
+"""What to do about it, where the refusal itself does not say."""
+
+RETRYABLE: Final = frozenset(code for code, status in STATUS.items() if status == 503)
+"""Nothing is known to have changed: the same request, ids included, may be repeated."""
+
+
+def problem_of(error: TenureError) -> Problem:
+    """The problem details of an error; a code without a status of its own is a fault of ours."""
+    try:
+        code = Code(error.code)
+    except ValueError:
+        code = Code.INTERNAL_ERROR
+    errors = error.errors if isinstance(error, InvalidRequest) else ()
+    return problem(code, error.message, next_step=error.next_step, errors=errors)
+
+
+def problem(
+    code: Code, detail: str, *, next_step: str = "", errors: tuple[dict[str, object], ...] = ()
+) -> Problem:
+    """Problem details; the next step is the code's usual one when none is given."""
+    status = STATUS[code]
+    return Problem(
+        type=f"urn:tenure:problem:{code}",
+        title=HTTPStatus(status).phrase,
+        status=status,
+        code=code,
+        detail=detail,
+        next_step=next_step or NEXT_STEP.get(code, ""),
+        errors=errors[:MAX_ERRORS],
+    )
+
+
+def response_of(error: TenureError) -> Response:
+    """The whole answer to a refused request, with the headers its code asks for."""
+    headers = dict(error.headers) if isinstance(error, RequestRefused) else {}
+    details = problem_of(error)
+    if isinstance(error, Retryable):
+        headers["Retry-After"] = str(error.retry_after_seconds)
+    elif details.status == 503:
+        headers["Retry-After"] = "5"
+    elif details.status == 401:
+        headers["WWW-Authenticate"] = 'Bearer realm="tenure"'
+    return Response(
+        details.model_dump_json(), details.status, headers=headers, media_type=MEDIA_TYPE
+    )

@@ -1,0 +1,319 @@
+"""The table of endpoints, and the application made of it."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tenure.contract.codes import Code
+from tenure.contract.reports import (
+    Assignments,
+    DrainRequest,
+    Registration,
+    RegistrationReply,
+    RenewalReplies,
+    Renewals,
+    ReportReplies,
+    Reports,
+)
+from tenure.contract.tasks import (
+    IDEMPOTENCY_KEY_HEADER,
+    BatchReply,
+    CancelReply,
+    NodeList,
+    OutboxStatus,
+    StreamView,
+    Submitted,
+    TaskBatch,
+    TaskList,
+    TaskResult,
+    TaskSubmission,
+    TaskView,
+)
+from tenure.coordinator.api.applications import (
+    Applications,
+    StreamQuery,
+    TaskListQuery,
+    WaitQuery,
+)
+from tenure.coordinator.api.endpoint import (
+    EVERY_ROLE,
+    EXECUTORS,
+    READERS,
+    SUBMITTERS,
+    Endpoint,
+    Entrance,
+    Size,
+)
+from tenure.coordinator.api.executors import Executors, IncarnationQuery, Nothing
+from tenure.coordinator.api.gate import Gate
+from tenure.coordinator.api.openapi import document
+from tenure.coordinator.api.operators import Operators
+from tenure.coordinator.api.problems import response_of
+from tenure.coordinator.errors import RequestRefused
+from tenure.coordinator.identities import Role
+
+Plain = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Handlers:
+    """Everything that answers."""
+
+    applications: Applications
+    executors: Executors
+    operators: Operators
+    healthz: Plain
+    readyz: Plain
+    metrics: Plain
+
+
+def endpoints(
+    handlers: Handlers, *, application_gate: Gate, executor_gate: Gate
+) -> tuple[Endpoint, ...]:
+    """Every endpoint under ``/v1``. Gates bound what waits in the lanes."""
+    tasks, nodes, operators = handlers.applications, handlers.executors, handlers.operators
+    return (
+        Endpoint(
+            "POST",
+            "/v1/tasks",
+            "submit",
+            "Submit a task",
+            SUBMITTERS,
+            tasks.submit,
+            Submitted,
+            body=TaskSubmission,
+            gate=application_gate,
+            replies=(201, 200),
+            request_headers={
+                IDEMPOTENCY_KEY_HEADER: "The same key gives the same task: 200 instead of 201."
+            },
+            codes=(
+                Code.UNKNOWN_TASK_TYPE,
+                Code.DEADLINE_IN_THE_PAST,
+                Code.IDEMPOTENCY_CONFLICT,
+            ),
+        ),
+        Endpoint(
+            "POST",
+            "/v1/tasks/batch",
+            "submit_batch",
+            "Submit many tasks, each decided by itself",
+            SUBMITTERS,
+            tasks.submit_batch,
+            BatchReply,
+            body=TaskBatch,
+            body_size=Size.BATCH,
+            gate=application_gate,
+            codes=(
+                Code.PAYLOAD_TOO_LARGE,
+                Code.UNKNOWN_TASK_TYPE,
+                Code.DEADLINE_IN_THE_PAST,
+                Code.IDEMPOTENCY_CONFLICT,
+            ),
+        ),
+        Endpoint(
+            "POST",
+            "/v1/nodes/{node_id}/reports",
+            "report",
+            "Report about attempts",
+            EXECUTORS,
+            nodes.report,
+            ReportReplies,
+            body=Reports,
+            body_size=Size.BATCH,
+            gate=executor_gate,
+            codes=(
+                Code.UNKNOWN_NODE,
+                Code.PAYLOAD_TOO_LARGE,
+                Code.IDEMPOTENCY_CONFLICT,
+                Code.NOT_CURRENT,
+                Code.STALE_TOKEN,
+                Code.WRONG_NODE,
+                Code.LEASE_EXPIRED,
+                Code.WRONG_STATE,
+                Code.ALREADY_DELIVERED,
+                Code.CANCEL_REQUESTED,
+                Code.UNKNOWN_ATTEMPT,
+                Code.NODE_GONE,
+            ),
+        ),
+        Endpoint(
+            "POST",
+            "/v1/nodes/{node_id}/renewals",
+            "renew",
+            "Renew leases; also the heartbeat",
+            EXECUTORS,
+            nodes.renew,
+            RenewalReplies,
+            body=Renewals,
+            body_size=Size.BATCH,
+            gate=executor_gate,
+            codes=(
+                Code.UNKNOWN_NODE,
+                Code.NOT_CURRENT,
+                Code.STALE_TOKEN,
+                Code.WRONG_NODE,
+                Code.LEASE_EXPIRED,
+                Code.WRONG_STATE,
+                Code.UNKNOWN_ATTEMPT,
+                Code.NODE_GONE,
+            ),
+        ),
+        Endpoint(
+            "GET",
+            "/v1/tasks/{task_id}/result",
+            "result",
+            "Read or wait for the result of a task",
+            READERS,
+            tasks.result,
+            TaskResult,
+            query=WaitQuery,
+            codes=(Code.NOT_FOUND, Code.OVERLOADED),
+        ),
+        Endpoint(
+            "GET",
+            "/v1/tasks/{task_id}",
+            "task",
+            "Read a task with its whole timeline",
+            READERS,
+            tasks.task,
+            TaskView,
+            codes=(Code.NOT_FOUND,),
+        ),
+        Endpoint(
+            "GET",
+            "/v1/tasks",
+            "list_tasks",
+            "List tasks, newest first",
+            READERS,
+            tasks.list_tasks,
+            TaskList,
+            query=TaskListQuery,
+        ),
+        Endpoint(
+            "POST",
+            "/v1/tasks/{task_id}/cancel",
+            "cancel",
+            "Cancel a task",
+            SUBMITTERS,
+            tasks.cancel,
+            CancelReply,
+            body=Nothing,
+            gate=application_gate,
+            codes=(Code.NOT_FOUND,),
+        ),
+        Endpoint(
+            "GET",
+            "/v1/streams/{entity_type}/{entity_id}",
+            "stream",
+            "Read the events of a task, an attempt or an incarnation of a node",
+            EVERY_ROLE,
+            tasks.stream,
+            StreamView,
+            query=StreamQuery,
+            codes=(Code.NOT_FOUND,),
+        ),
+        Endpoint(
+            "GET",
+            "/v1/nodes",
+            "list_nodes",
+            "List nodes",
+            READERS,
+            operators.nodes,
+            NodeList,
+        ),
+        Endpoint(
+            "GET",
+            "/v1/outbox",
+            "outbox",
+            "See how far publishing is behind",
+            frozenset({Role.OPERATOR, Role.READ_ONLY}),
+            operators.outbox,
+            OutboxStatus,
+        ),
+        Endpoint(
+            "POST",
+            "/v1/nodes",
+            "register",
+            "Register an incarnation of a node",
+            EXECUTORS,
+            nodes.register,
+            RegistrationReply,
+            body=Registration,
+            body_size=Size.BATCH,
+            gate=executor_gate,
+            codes=(
+                Code.UNSUPPORTED_PROTOCOL,
+                Code.IDEMPOTENCY_CONFLICT,
+                Code.PAYLOAD_TOO_LARGE,
+                Code.NODE_GONE,
+                Code.UNKNOWN_NODE,
+            ),
+        ),
+        Endpoint(
+            "GET",
+            "/v1/nodes/{node_id}/assignments",
+            "assignments",
+            "Read the attempts of an incarnation that have not ended",
+            EXECUTORS,
+            nodes.assignments,
+            Assignments,
+            query=IncarnationQuery,
+            codes=(Code.UNKNOWN_NODE,),
+        ),
+        Endpoint(
+            "POST",
+            "/v1/nodes/{node_id}/drain",
+            "drain",
+            "Give an incarnation nothing new, or record that it is gone",
+            EXECUTORS | {Role.OPERATOR},
+            nodes.drain,
+            Nothing,
+            body=DrainRequest,
+            gate=executor_gate,
+            codes=(Code.UNKNOWN_NODE, Code.NODE_GONE),
+        ),
+    )
+
+
+def application(handlers: Handlers, entrance: Entrance, table: Sequence[Endpoint]) -> Starlette:
+    """The ASGI application."""
+    openapi = document(table)
+
+    async def describe(_: Request) -> Response:
+        return JSONResponse(openapi)
+
+    return Starlette(
+        routes=[
+            *(entrance.route(endpoint) for endpoint in table),
+            Route("/openapi.json", describe, methods=["GET"]),
+            Route("/healthz", handlers.healthz, methods=["GET"]),
+            Route("/readyz", handlers.readyz, methods=["GET"]),
+            Route("/metrics", handlers.metrics, methods=["GET"]),
+        ],
+        exception_handlers={HTTPException: _routing_problem},
+    )
+
+
+async def _routing_problem(request: Request, error: Exception) -> Response:
+    """No such path, or no such method on it."""
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        return response_of(
+            RequestRefused(
+                Code.METHOD_NOT_ALLOWED,
+                f"{request.method} is not possible on {request.url.path!r}.",
+                headers=error.headers,
+            )
+        )
+    return response_of(
+        RequestRefused(
+            Code.NOT_FOUND,
+            f"There is nothing at {request.url.path!r}.",
+            next_step="See /openapi.json for what there is.",
+        )
+    )

@@ -1,0 +1,364 @@
+"""Requests of the contract -> commands of the core, and outcomes -> replies.
+
+Ids of commands are the caller's: derived from its key or taken from its report, so that a
+repetition meets the stored outcome. Fingerprints cover everything that is meant, so that the same
+id with other content is a conflict (LATE-04).
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from typing import Any, Final
+from uuid import UUID
+
+from pydantic_core import from_json
+
+from tenure.contract.codec import canonical_text, check_value, encode_json
+from tenure.contract.ids import (
+    AttemptId,
+    CommandId,
+    FencingToken,
+    IncarnationId,
+    NodeId,
+    TaskId,
+    TenantId,
+)
+from tenure.contract.reports import (
+    Accept,
+    Cancelled,
+    Deliver,
+    Fail,
+    HeldLease,
+    Registration,
+    Reject,
+    RenewalReply,
+    Report,
+    ReportReply,
+    Resources,
+    Start,
+    Take,
+    TaskTypeDeclaration,
+)
+from tenure.contract.states import TERMINAL_TASK_STATES, NodeState, TaskState
+from tenure.contract.tasks import CancelReply, Submitted, TaskSubmission
+from tenure.coordinator.api.problems import RETRYABLE
+from tenure.coordinator.core import model
+from tenure.coordinator.errors import InvalidRequest, RequestRefused
+from tenure.coordinator.identities import Identity
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_LATEST: Final = datetime(9999, 1, 1, tzinfo=UTC)
+
+_REPORT_COMMANDS: Final[Mapping[type[Any], type[model.AttemptCommand]]] = {
+    Accept: model.Accept,
+    Start: model.Start,
+    Take: model.Take,
+    Cancelled: model.ConfirmCancel,
+}
+
+
+# Requests -> commands -------------------------------------------------------------------------
+
+
+def submission(
+    request: TaskSubmission,
+    *,
+    task_id: TaskId,
+    fallback_id: CommandId,
+    key: str | None,
+    identity: Identity,
+    payload_limit_bytes: int,
+) -> model.Submit:
+    """The command of a submission. ``fallback_id`` serves where there is no ``key``.
+
+    Raises InvalidPayload for an input that cannot be stored, InvalidRequest for an instant too far
+    ahead.
+    """
+    input_text = encode_json(request.input, limit_bytes=payload_limit_bytes, what="input")
+    if key is not None:
+        check_value(key, "idempotency_key")
+    not_before = _instant(request.not_before, "not_before")
+    deadline = _instant(request.deadline, "deadline")
+    meant = {
+        "type": request.type,
+        "input": request.input,
+        "priority": request.priority,
+        "not_before": not_before,
+        "deadline": deadline,
+        "resources": request.resources.model_dump() if request.resources else None,
+    }
+    return model.Submit(
+        command_id=fallback_id if key is None else derived_id(identity.tenant, "submit", key),
+        fingerprint=fingerprint(meant),
+        tenant=identity.tenant,
+        actor=identity.name,
+        task_id=task_id,
+        type=request.type,
+        input_text=input_text,
+        priority=request.priority,
+        not_before=not_before,
+        deadline=deadline,
+        resources=_amounts(request.resources) if request.resources else None,
+    )
+
+
+def cancellation(task_id: TaskId, *, command_id: CommandId, identity: Identity) -> model.Cancel:
+    """The command of a cancellation. It needs no key: asking again changes nothing more."""
+    return model.Cancel(
+        command_id=command_id,
+        fingerprint=fingerprint(["cancel", task_id]),
+        tenant=identity.tenant,
+        actor=identity.name,
+        task_id=task_id,
+    )
+
+
+def report(
+    request: Report,
+    *,
+    node_id: NodeId,
+    incarnation: IncarnationId,
+    identity: Identity,
+    payload_limit_bytes: int,
+) -> model.AttemptCommand:
+    """The command of a report; its id is the report's.
+
+    Raises InvalidPayload for an output or a text that cannot be stored.
+    """
+    common: dict[str, Any] = {
+        "command_id": CommandId(request.report_id),
+        "fingerprint": fingerprint([node_id, incarnation, request.model_dump()]),
+        "tenant": identity.tenant,
+        "actor": identity.name,
+        "node_id": node_id,
+        "incarnation": incarnation,
+        "task_id": TaskId(request.task_id),
+        "attempt_id": AttemptId(request.attempt_id),
+        "fencing_token": FencingToken(request.fencing_token),
+    }
+    match request:
+        case Deliver():
+            text = encode_json(request.output, limit_bytes=payload_limit_bytes, what="output")
+            return model.Deliver(
+                **common, output_text=text, content_digest=sha256(text.encode()).digest()
+            )
+        case Fail():
+            check_value([request.reason, request.message], "reason or message")
+            return model.Fail(
+                **common,
+                reason=request.reason,
+                message=request.message,
+                retryable=request.retryable,
+            )
+        case Reject():
+            check_value([request.reason, request.message], "reason or message")
+            return model.Reject(**common, reason=request.reason, message=request.message)
+        case _:
+            return _REPORT_COMMANDS[type(request)](**common)
+
+
+def renewal(
+    lease: HeldLease,
+    *,
+    command_id: CommandId,
+    node_id: NodeId,
+    incarnation: IncarnationId,
+    identity: Identity,
+) -> model.Renew:
+    """The command of one renewal. It is not stored, so its id is any."""
+    return model.Renew(
+        command_id=command_id,
+        fingerprint=b"",
+        tenant=identity.tenant,
+        actor=identity.name,
+        node_id=node_id,
+        incarnation=incarnation,
+        task_id=TaskId(lease.task_id),
+        attempt_id=AttemptId(lease.attempt_id),
+        fencing_token=FencingToken(lease.fencing_token),
+    )
+
+
+def registration(
+    request: Registration, *, queue: str, identity: Identity, schema_limit_bytes: int
+) -> model.Register:
+    """The command of a registration; registering an incarnation again is the same command.
+
+    Raises InvalidPayload for a text that cannot be stored, InvalidRequest for a type named twice.
+    """
+    check_value(request.software, "software")
+    names = [declaration.name for declaration in request.task_types]
+    if len(set(names)) != len(names):
+        raise InvalidRequest("task_types: a type is declared twice.")
+    return model.Register(
+        command_id=derived_id(identity.tenant, "register", request.incarnation),
+        fingerprint=fingerprint(request.model_dump()),
+        tenant=identity.tenant,
+        actor=identity.name,
+        node_id=NodeId(request.node_id),
+        incarnation=IncarnationId(request.incarnation),
+        queue=queue,
+        software=request.software,
+        protocol_version=request.protocol_version,
+        slots=request.slots,
+        cpu_millis=request.resources.cpu_millis if request.resources else None,
+        memory_bytes=request.resources.memory_bytes if request.resources else None,
+        task_types=tuple(
+            _declared(declaration, schema_limit_bytes) for declaration in request.task_types
+        ),
+    )
+
+
+def node_change(
+    node_id: NodeId, incarnation: IncarnationId, state: NodeState, *, identity: Identity
+) -> model.ChangeNode:
+    """The command that drains an incarnation or says that it is gone; the same when repeated."""
+    return model.ChangeNode(
+        command_id=derived_id(identity.tenant, state.value, incarnation),
+        fingerprint=fingerprint([state.value, node_id, incarnation]),
+        tenant=identity.tenant,
+        actor=identity.name,
+        node_id=node_id,
+        incarnation=incarnation,
+        next_state=state,
+    )
+
+
+# Outcomes -> replies --------------------------------------------------------------------------
+
+
+def submitted(outcome: model.Outcome) -> Submitted:
+    """The task behind a submission. Raises RequestRefused."""
+    reply = applied(outcome)
+    if reply.task_id is None:
+        raise AssertionError("the reply to a submission names its task")
+    return Submitted(
+        task_id=reply.task_id, created_at=moment(outcome.at), replayed=outcome.replayed
+    )
+
+
+def cancel_reply(task_id: TaskId, outcome: model.Outcome) -> CancelReply:
+    """What became of a cancellation. Raises RequestRefused."""
+    reply = applied(outcome)
+    state = reply.task_state or TaskState.OPEN
+    if reply.outcome == "ended":
+        return CancelReply(task_id=task_id, outcome="already_ended", state=state)
+    ended = state in TERMINAL_TASK_STATES
+    return CancelReply(task_id=task_id, outcome="cancelled" if ended else "requested", state=state)
+
+
+def report_reply(report_id: str, outcome: model.Outcome) -> ReportReply:
+    """The answer to one report; what remains of the authority is counted at this answer."""
+    if outcome.refused is not None:
+        return refused_report(report_id, outcome.refused.code, outcome.refused.message)
+    reply = applied(outcome)
+    return ReportReply(
+        report_id=report_id,
+        outcome="recorded" if reply.outcome == "recorded" else "applied",
+        code=reply.code,
+        message=reply.message,
+        attempt_state=reply.attempt_state,
+        remaining_seconds=_remaining(reply.expires_at, outcome.now),
+        expires_at=None if reply.expires_at is None else moment(reply.expires_at),
+        cancel_requested=reply.cancel_requested,
+        input=None if outcome.input_text is None else from_json(outcome.input_text),
+        task_type=outcome.task_type,
+        receipt_id=reply.receipt_id,
+        admitted_at=None if reply.receipt_id is None else moment(outcome.at),
+        state_version=reply.state_version,
+        generation=reply.generation,
+    )
+
+
+def refused_report(report_id: str, code: str, message: str) -> ReportReply:
+    """A report that changed nothing: ``retry`` where repeating it may help."""
+    return ReportReply(
+        report_id=report_id,
+        outcome="retry" if code in RETRYABLE else "refused",
+        code=code,
+        message=message,
+    )
+
+
+def renewal_reply(attempt_id: str, outcome: model.Outcome) -> RenewalReply:
+    """The answer for one lease."""
+    if outcome.refused is not None:
+        code = outcome.refused.code
+        return RenewalReply(
+            attempt_id=attempt_id, outcome="retry" if code in RETRYABLE else "refused", code=code
+        )
+    reply = applied(outcome)
+    return RenewalReply(
+        attempt_id=attempt_id,
+        outcome="renewed",
+        remaining_seconds=_remaining(reply.expires_at, outcome.now),
+        expires_at=None if reply.expires_at is None else moment(reply.expires_at),
+        cancel_requested=reply.cancel_requested,
+    )
+
+
+def applied(outcome: model.Outcome) -> model.Reply:
+    """The reply of an outcome that was not refused. Raises RequestRefused otherwise."""
+    if outcome.refused is not None:
+        raise RequestRefused(outcome.refused.code, outcome.refused.message)
+    if outcome.reply is None:
+        raise AssertionError("an outcome has a reply or a refusal")
+    return outcome.reply
+
+
+# Parts ----------------------------------------------------------------------------------------
+
+
+def derived_id(tenant: TenantId, purpose: str, key: str) -> CommandId:
+    """Command id of a caller's key: the first 16 bytes of a SHA-256 over all that scopes it."""
+    digest = sha256(canonical_text([tenant, purpose, key]).encode()).digest()
+    return CommandId(str(UUID(bytes=digest[:16])))
+
+
+def fingerprint(meant: Any) -> bytes:
+    """Digest of everything that a command means."""
+    return sha256(canonical_text(meant).encode()).digest()
+
+
+def moment(microseconds: int) -> datetime:
+    """An instant of the core as a datetime in UTC."""
+    return _EPOCH + microseconds * _MICROSECOND
+
+
+def _instant(value: datetime | None, field: str) -> int | None:
+    if value is None:
+        return None
+    if value >= _LATEST:
+        raise InvalidRequest(
+            f"The field {field!r}: later than the year 9998.",
+            errors=[{"field": field, "message": "later than the year 9998"}],
+        )
+    return (value - _EPOCH) // _MICROSECOND
+
+
+def _amounts(resources: Resources) -> model.ResourceAmounts:
+    return model.ResourceAmounts(
+        cpu_millis=resources.cpu_millis, memory_bytes=resources.memory_bytes
+    )
+
+
+def _declared(declaration: TaskTypeDeclaration, schema_limit_bytes: int) -> model.TaskTypeDeclared:
+    return model.TaskTypeDeclared(
+        name=declaration.name,
+        effects=declaration.effects,
+        max_attempts=declaration.max_attempts,
+        resources=_amounts(declaration.resources),
+        input_schema=_schema(declaration.input_schema, schema_limit_bytes),
+        output_schema=_schema(declaration.output_schema, schema_limit_bytes),
+    )
+
+
+def _schema(schema: dict[str, Any] | None, limit_bytes: int) -> str | None:
+    if schema is None:
+        return None
+    return encode_json(schema, limit_bytes=limit_bytes, what="a schema")
+
+
+def _remaining(expires_at: int | None, now: int) -> float | None:
+    return None if expires_at is None else max(0.0, (expires_at - now) / 1_000_000)
