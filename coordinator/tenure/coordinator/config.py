@@ -102,9 +102,9 @@ class CoordinatorSettings(BaseSettings):
     request_deadline_seconds: Seconds = 10.0
     drain_seconds: Seconds = 5.0
 
-    read_connections: Connections = 4
-    node_connections: Connections = 2
-    commit_connections: Connections = 4
+    read_connections: Connections = Field(default=4, description="for what people look at")
+    node_connections: Connections = Field(default=3, description="for renewals alone")
+    commit_connections: Connections = Field(default=8, description="for the lanes and the loops")
 
     policy_version: int = Field(default=1, ge=1)
     lease_seconds: Seconds = 30.0

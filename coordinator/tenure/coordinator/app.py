@@ -1,0 +1,304 @@
+"""Constructs the coordinator and runs it. Nothing else constructs anything.
+
+HTTP listens from the first moment: a process whose servers are away is alive and not ready, and
+answers what it can. The loops begin once the database has the right schema.
+"""
+
+import asyncio
+import random
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, Protocol
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from tenure.contract.codes import Code
+from tenure.contract.errors import TenureError
+from tenure.coordinator.api.applications import Applications
+from tenure.coordinator.api.endpoint import Entrance, Limits
+from tenure.coordinator.api.executors import Executors
+from tenure.coordinator.api.gate import Gate
+from tenure.coordinator.api.operators import Operators
+from tenure.coordinator.api.routes import Handlers, application, endpoints
+from tenure.coordinator.authority import Authority
+from tenure.coordinator.broker import Broker
+from tenure.coordinator.config import CoordinatorSettings
+from tenure.coordinator.errors import BrokerUnreachable, Unavailable
+from tenure.coordinator.health import Condition, Health
+from tenure.coordinator.http_server import HttpServer, listen
+from tenure.coordinator.logs import configure
+from tenure.coordinator.metrics import CONTENT_TYPE, Metrics, Scrape
+from tenure.coordinator.reconciler import Reconciler
+from tenure.coordinator.scheduler import Scheduler
+from tenure.coordinator.store import migrate
+from tenure.coordinator.store.errors import DatabaseUnreachable
+from tenure.coordinator.store.postgres import Pool, open_pool
+from tenure.coordinator.store.reading import PoolReader
+from tenure.coordinator.store.reads import Reads
+from tenure.coordinator.sweeper import Sweeper
+from tenure.coordinator.waiters import Waiters
+
+log = structlog.get_logger()
+
+DATABASE_CHECK_SECONDS: Final = 3.0
+POOL_CLOSE_SECONDS: Final = 2.0
+
+
+class Loop(Protocol):
+    """Something that runs until cancelled and says when it last came round."""
+
+    last_run_at: float | None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+
+
+class Coordinator:
+    """One replica. ``start``, then ``wait`` for something to fail, then ``stop``."""
+
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        self._settings = settings
+        self.metrics = Metrics()
+        self._database = Condition(
+            "database", DatabaseUnreachable("The database has not answered yet.")
+        )
+        self._broker_condition = Condition(
+            "broker", BrokerUnreachable("The broker has not answered yet.")
+        )
+        self.health = Health((self._database, self._broker_condition))
+        self._schema_usable = asyncio.Event()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._pools: list[Pool] = []
+        self._gates = {
+            name: Gate(
+                max_requests=settings.max_waiting_requests, max_bytes=settings.max_waiting_bytes
+            )
+            for name in ("applications", "executors")
+        }
+
+    @property
+    def url(self) -> str:
+        """Where it listens, after ``start``."""
+        return self._http.url
+
+    async def start(self) -> None:
+        """Listen, and begin to look for the servers. Raises ListenRefused."""
+        settings = self._settings
+        listener = listen(*settings.listen_address)
+        commits = await self._pool("commits", settings.commit_connections)
+        nodes = await self._pool("nodes", settings.node_connections)
+        people = await self._pool("reads", settings.read_connections)
+        policy = settings.policy()
+        self._authority = Authority(
+            commits, nodes, self.metrics, policy=policy, prefix=settings.name_prefix
+        )
+        reads, node_reads = self._reads(people), self._reads(nodes)
+        self._waiters = Waiters(
+            node_reads.ended_since,
+            interval_seconds=settings.tail_interval_seconds,
+            max_waiters=settings.max_waiters,
+            on_tick=self.metrics.tail_ticked,
+        )
+        self._broker = Broker(
+            settings.broker_url.get_secret_value(),
+            name_prefix=settings.name_prefix,
+            queues=node_reads.queues,
+            condition=self._broker_condition,
+            on_dead_letter=self.metrics.dead_letter,
+        )
+        self._authority.on_commit(self._waiters.on_commit)
+        self._authority.on_commit(self._broker.on_commit)
+        self._scrape = Scrape(self.metrics, reads.figures)
+        self._loops: dict[str, Loop] = {
+            "scheduler": Scheduler(commits, self._authority),
+            "sweeper": Sweeper(commits, self._authority),
+            "reconciler": Reconciler(commits),
+        }
+        self._http = HttpServer(
+            self._application(reads, node_reads),
+            listener,
+            drain_seconds=settings.drain_seconds,
+        )
+        self._spawn("lanes", self._authority.run())
+        self._spawn("database watch", self._watch_database())
+        self._spawn("broker", self._broker.run())
+        self._spawn("tail", self._waiters.run())
+        for name, loop in self._loops.items():
+            self._spawn(name, self._once_usable(loop))
+        self._spawn("http", self._http.run())
+        log.info("listening", url=self.url)
+
+    async def wait(self) -> None:
+        """Return only when a part has failed, by raising what it failed with."""
+        done, _ = await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+            raise RuntimeError(f"{task.get_name()} ended by itself")
+
+    async def stop(self) -> None:
+        """Answer what is under way, take nothing new, and close everything. Bounded."""
+        self.health.stopping = True
+        self._waiters.close()
+        self._http.stop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_seconds + 1):
+                await self._ended("http")
+        await self._cancel(*self._loops, "database watch", "tail")
+        self._authority.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_seconds):
+                await self._ended("lanes")
+        await self._cancel(*self._tasks)
+        for pool in self._pools:
+            try:
+                async with asyncio.timeout(POOL_CLOSE_SECONDS):
+                    await pool.close()
+            except TimeoutError:
+                pool.terminate()
+        log.info("stopped")
+
+    async def _pool(self, purpose: str, size: int) -> Pool:
+        pool = await open_pool(
+            self._settings.database_url.get_secret_value(),
+            size=size,
+            application_name=f"tenure-coordinator {purpose}",
+        )
+        self._pools.append(pool)
+        return pool
+
+    def _reads(self, pool: Pool) -> Reads:
+        return Reads(PoolReader(pool, deadline_seconds=self._settings.request_deadline_seconds))
+
+    def _application(self, reads: Reads, node_reads: Reads) -> Any:
+        settings = self._settings
+        handlers = Handlers(
+            applications=Applications(
+                admission=self._authority,
+                reads=reads,
+                waiters=self._waiters,
+                payload_limit_bytes=settings.payload_limit_bytes,
+            ),
+            executors=Executors(
+                admission=self._authority,
+                reads=node_reads,
+                declare_queue=self._broker.declare_queue,
+                policy=settings.policy(),
+                name_prefix=settings.name_prefix,
+                payload_limit_bytes=settings.payload_limit_bytes,
+            ),
+            operators=Operators(reads),
+            healthz=_alive,
+            readyz=self._ready,
+            metrics=self._metrics,
+        )
+        entrance = Entrance(
+            identities=settings.identities(),
+            limits=Limits(
+                payload_bytes=settings.payload_limit_bytes,
+                batch_bytes=settings.batch_limit_bytes,
+                arrival_seconds=settings.request_deadline_seconds,
+            ),
+            check_usable=self._check_usable,
+            observer=self.metrics,
+        )
+        table = endpoints(
+            handlers,
+            application_gate=self._gates["applications"],
+            executor_gate=self._gates["executors"],
+        )
+        return application(handlers, entrance, table)
+
+    def _spawn(self, name: str, work: Any) -> None:
+        self._tasks[name] = asyncio.create_task(work, name=name)
+
+    async def _ended(self, name: str) -> None:
+        await asyncio.wait([self._tasks[name]])
+
+    async def _cancel(self, *names: str) -> None:
+        tasks = [self._tasks[name] for name in names]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _once_usable(self, loop: Loop) -> None:
+        await self._schema_usable.wait()
+        await loop.run()
+
+    async def _watch_database(self) -> None:
+        """Log in, compare the schema with this program's, again and again."""
+        url = self._settings.database_url.get_secret_value()
+        while True:
+            try:
+                (await migrate.status(url)).check()
+            except TenureError as error:
+                self._database.not_usable(error)
+            else:
+                self._database.usable()
+                self._schema_usable.set()
+            await asyncio.sleep(DATABASE_CHECK_SECONDS * random.uniform(0.5, 1.0))
+
+    def _check_usable(self) -> None:
+        """Raises what keeps every request from being served.
+
+        A database that is away for a moment does not: requests wait for it until their deadline.
+        """
+        error = self._database.error
+        if error is None or (
+            isinstance(error, DatabaseUnreachable) and self._schema_usable.is_set()
+        ):
+            return
+        if error.code in (Code.NOT_MIGRATED, Code.SCHEMA_TOO_NEW):
+            raise TenureError(error.message, next_step=error.next_step, code=error.code)
+        raise Unavailable(error.message)
+
+    async def _ready(self, _: Request) -> Response:
+        return PlainTextResponse(self.health.lines(), 200 if self.health.ready else 503)
+
+    async def _metrics(self, _: Request) -> Response:
+        await self._scrape.refresh()
+        now = asyncio.get_running_loop().time()
+        for lane in self._authority.lanes:
+            self.metrics.set_queued(lane.name, lane.queued)
+        for name, gate in self._gates.items():
+            self.metrics.set_waiting_requests(name, gate.requests)
+        for name, loop in self._loops.items():
+            if loop.last_run_at is not None:
+                self.metrics.set_last_run(name, now - loop.last_run_at)
+        self.metrics.set_waiters(len(self._waiters))
+        self.metrics.set_broker_connected(self._broker_condition.error is None)
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE)
+
+
+async def run(settings: CoordinatorSettings) -> None:
+    """Run one replica until SIGTERM or SIGINT; returns when it has drained.
+
+    Raises ListenRefused, and whatever a part fails with that must not fail.
+    """
+    configure(settings.log_format, settings.log_level)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    coordinator = Coordinator(settings)
+    await coordinator.start()
+    try:
+        await _first(coordinator.wait, stopping.wait)
+    finally:
+        await coordinator.stop()
+
+
+async def _first(*waits: Callable[[], Awaitable[Any]]) -> None:
+    """Return, or raise, as the first of ``waits`` does."""
+    tasks: Sequence[asyncio.Future[Any]] = [asyncio.ensure_future(wait()) for wait in waits]
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    for task in done:
+        task.result()
+
+
+async def _alive(_: Request) -> Response:
+    return PlainTextResponse("ok\n")

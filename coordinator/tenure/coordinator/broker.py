@@ -1,0 +1,301 @@
+"""What exists on the broker: the events exchange, the dead-letter queue, a queue for each node.
+
+The coordinator is the one owner of these; executors declare passively. Nothing is decided here and
+no state depends on it (OPS-01): which queues must exist is read from the database, again and again,
+so that a broker that was wiped, or away when a node registered, gets everything within seconds.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Final, cast
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import aio_pika
+import structlog
+from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
+from aiormq.exceptions import (
+    AMQPError,
+    AuthenticationError,
+    ChannelAccessRefused,
+    ChannelClosed,
+    ConnectionNotAllowed,
+    ProbableAuthenticationError,
+)
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
+
+from tenure.contract.codec import decode_event
+from tenure.contract.errors import UndecodableEvent
+from tenure.contract.events import EVENT_ID_HEADER
+from tenure.contract.states import EntityType
+from tenure.contract.topology import (
+    dead_letter_queue,
+    dead_letter_queue_arguments,
+    events_exchange,
+    node_queue_arguments,
+)
+from tenure.coordinator.core.model import Happened
+from tenure.coordinator.errors import BrokerError, BrokerRefused, BrokerUnreachable, Unavailable
+from tenure.coordinator.health import Condition
+
+log = structlog.get_logger()
+
+OPERATION_SECONDS: Final = 5.0
+HEARTBEAT_SECONDS: Final = 10
+COMPARE_SECONDS: Final = 5.0
+"""How often the queues are compared with the database."""
+COMPARISONS_PER_CHECK: Final = 3
+"""Every so many comparisons all queues are declared again, whatever was declared before."""
+DECLARE_WAIT_SECONDS: Final = 1.0
+DEAD_LETTER_PREFETCH: Final = 50
+_BACK_OFF_CAP_SECONDS: Final = 5.0
+
+_Lost = (AMQPError, OSError, TimeoutError, RuntimeError)
+"""What a lost or refused operation looks like; aio-pika shows a closed channel as RuntimeError."""
+
+
+class Broker:
+    """Keeps the broker's topology as the database says it must be."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name_prefix: str,
+        queues: Callable[[], Awaitable[dict[str, bool]]],
+        condition: Condition,
+        on_dead_letter: Callable[[str], None],
+        compare_seconds: float = COMPARE_SECONDS,
+    ) -> None:
+        """``queues``: names of node queues, True for one that must exist, False for one that may
+        go. ``on_dead_letter`` is told the reason of each message that came back."""
+        self._url = with_heartbeat(url)
+        self._name_prefix = name_prefix
+        self._queues = queues
+        self._condition = condition
+        self._on_dead_letter = on_dead_letter
+        self._compare_seconds = compare_seconds
+        self._connection: AbstractConnection | None = None
+        self._channel: AbstractChannel | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self._declared: set[str] = set()
+        self._deleted: set[str] = set()
+        self._due = asyncio.Event()
+        self._lost = asyncio.Event()
+
+    async def run(self) -> None:
+        """Connect, keep the topology, connect again; until cancelled."""
+        while True:
+            try:
+                self._connection = await self._connect()
+                await self._serve(self._connection)
+            except _Lost as error:
+                self._condition.not_usable(refusal(error))
+                await asyncio.sleep(random.uniform(0.05, 0.5))
+            except asyncio.CancelledError as error:
+                # The AMQP library also cancels what waits on a connection that it gives up.
+                if _cancelled_by_us():
+                    raise
+                self._condition.not_usable(refusal(error))
+            finally:
+                await self._disconnect()
+
+    async def declare_queue(self, queue: str) -> None:
+        """Declare a node's queue now, if that takes no longer than a moment; ``run`` does it later
+        otherwise. Never raises."""
+        self._due.set()
+        if self._condition.error is not None:
+            return
+        try:
+            async with asyncio.timeout(DECLARE_WAIT_SECONDS):
+                await self._declare(queue)
+        except _Lost:
+            log.warning("queue is declared later", queue=queue)
+
+    def on_commit(self, events: Sequence[Happened]) -> None:
+        """Nodes came or went: compare soon."""
+        if any(event.entity_type is EntityType.NODE for event in events):
+            self._due.set()
+
+    async def _connect(self) -> AbstractConnection:
+        async for attempt in AsyncRetrying(
+            wait=wait_random_exponential(multiplier=0.2, max=_BACK_OFF_CAP_SECONDS),
+            retry=retry_if_exception_type(_Lost),
+        ):
+            with attempt:
+                try:
+                    return await aio_pika.connect(self._url, timeout=OPERATION_SECONDS)
+                except _Lost as error:
+                    self._condition.not_usable(refusal(error))
+                    raise
+        raise AssertionError("retried until it connects")
+
+    async def _disconnect(self) -> None:
+        connection, self._connection, self._channel = self._connection, None, None
+        if connection is not None:
+            # A blocked broker does not answer a close either.
+            with suppress(*_Lost):
+                async with asyncio.timeout(OPERATION_SECONDS):
+                    await connection.close()
+
+    async def _serve(self, connection: AbstractConnection) -> None:
+        self._lost.clear()
+        self._declared.clear()
+        self._deleted.clear()
+        connection.close_callbacks.add(self._on_close)
+        await self._declare_shared(connection)
+        comparisons = 0
+        while not self._lost.is_set():
+            self._due.clear()
+            if comparisons % COMPARISONS_PER_CHECK == 0:
+                self._declared.clear()
+                await self._declare_shared(connection)
+            comparisons += 1
+            await self._compare()
+            self._condition.usable()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._compare_seconds * random.uniform(0.8, 1.2)):
+                    await self._due.wait()
+        raise ConnectionError("the connection was closed")
+
+    def _on_close(self, *_: object) -> None:
+        self._lost.set()
+        self._due.set()
+
+    async def _declare_shared(self, connection: AbstractConnection) -> None:
+        """The events exchange and the dead-letter queue, with somebody who reads it."""
+        channel = await self._usable_channel(connection)
+        await channel.declare_exchange(
+            events_exchange(self._name_prefix),
+            aio_pika.ExchangeType.TOPIC,
+            durable=True,
+            timeout=OPERATION_SECONDS,
+        )
+        queue = await channel.declare_queue(
+            dead_letter_queue(self._name_prefix),
+            durable=True,
+            arguments=dead_letter_queue_arguments(),
+            timeout=OPERATION_SECONDS,
+        )
+        if queue.declaration_result.consumer_count == 0:
+            await channel.set_qos(DEAD_LETTER_PREFETCH, timeout=OPERATION_SECONDS)
+            await queue.consume(self._record_dead_letter, timeout=OPERATION_SECONDS)
+
+    async def _compare(self) -> None:
+        """Declare what must exist and delete what may go."""
+        try:
+            queues = await self._queues()
+        except Unavailable:
+            return  # the database says so itself; what was declared stays
+        for queue, needed in queues.items():
+            if needed and queue not in self._declared:
+                await self._declare(queue)
+            elif not needed and queue not in self._deleted:
+                await self._delete(queue)
+
+    async def _declare(self, queue: str) -> None:
+        async with self._one_at_a_time:
+            if self._connection is None:
+                raise ConnectionError("not connected")
+            channel = await self._usable_channel(self._connection)
+            try:
+                await channel.declare_queue(
+                    queue,
+                    durable=True,
+                    arguments=node_queue_arguments(self._name_prefix),
+                    timeout=OPERATION_SECONDS,
+                )
+            except ChannelAccessRefused:
+                raise
+            except ChannelClosed as error:
+                # One queue that exists with other arguments must not keep the others from existing.
+                log.error("queue cannot be declared", queue=queue, error=str(error))
+            self._declared.add(queue)
+            self._deleted.discard(queue)
+
+    async def _delete(self, queue: str) -> None:
+        async with self._one_at_a_time:
+            if self._connection is None:
+                raise ConnectionError("not connected")
+            channel = await self._usable_channel(self._connection)
+            await channel.queue_delete(queue, timeout=OPERATION_SECONDS)
+            self._deleted.add(queue)
+            self._declared.discard(queue)
+            log.info("queue of a node that is gone was deleted", queue=queue)
+
+    async def _usable_channel(self, connection: AbstractConnection) -> AbstractChannel:
+        if self._channel is None or self._channel.is_closed:
+            async with asyncio.timeout(OPERATION_SECONDS):
+                self._channel = await connection.channel(publisher_confirms=False)
+        return self._channel
+
+    async def _record_dead_letter(self, message: AbstractIncomingMessage) -> None:
+        """A message that a node's queue gave up. The reconciler sends again what still matters."""
+        history = _history(message)
+        self._on_dead_letter(history["reason"])
+        event_id = str(message.headers.get(EVENT_ID_HEADER, ""))
+        task_id = attempt_id = None
+        with suppress(UndecodableEvent):
+            event = decode_event(message.body)
+            event_id, task_id, attempt_id = event.event_id, event.task_id, event.attempt_id
+        log.warning(
+            "message came back undelivered",
+            event_id=event_id,
+            task_id=task_id,
+            attempt_id=attempt_id,
+            **history,
+        )
+        with suppress(*_Lost):
+            await message.ack()
+
+
+def refusal(error: BaseException) -> BrokerError:
+    """What is wrong with the broker, as an error of ours."""
+    reason = str(error) or type(error).__name__
+    if isinstance(error, AuthenticationError | ProbableAuthenticationError):
+        return BrokerRefused(
+            f"The broker refuses the login: {reason}.",
+            next_step="Check user and password of TENURE_BROKER_URL.",
+        )
+    if isinstance(error, ConnectionNotAllowed):
+        return BrokerRefused(
+            f"The broker refuses the connection: {reason}.",
+            next_step="Check the virtual host of TENURE_BROKER_URL and the user's rights on it.",
+        )
+    if isinstance(error, ChannelClosed):
+        return BrokerRefused(
+            f"The broker refuses an operation: {reason}.",
+            next_step="Give the user the rights to configure, write and read its names; remove what"
+            " exists under these names with other properties.",
+        )
+    return BrokerUnreachable(
+        f"No connection to the broker: {reason}.",
+        next_step="Check the address, and that the broker runs.",
+    )
+
+
+def with_heartbeat(url: str) -> str:
+    """``url`` with our heartbeat, unless it names one: a dead peer is noticed in about 30 s."""
+    parts = urlsplit(url)
+    query = parse_qsl(parts.query)
+    if any(name == "heartbeat" for name, _ in query):
+        return url
+    query.append(("heartbeat", str(HEARTBEAT_SECONDS)))
+    return urlunsplit(parts._replace(query=urlencode(query)))
+
+
+def _cancelled_by_us() -> bool:
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _history(message: AbstractIncomingMessage) -> dict[str, str]:
+    """From which queue and why the broker moved the message here."""
+    deaths = message.headers.get("x-death")
+    death = deaths[0] if isinstance(deaths, list) and deaths else {}
+    details = cast("dict[str, object]", death) if isinstance(death, dict) else {}
+    return {
+        "reason": str(details.get("reason", "unknown")),
+        "queue": str(details.get("queue", "unknown")),
+    }

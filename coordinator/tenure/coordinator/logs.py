@@ -1,0 +1,45 @@
+"""Log lines: JSON for machines, colours for a terminal. Everything goes to standard error."""
+
+import logging
+import sys
+from typing import Any, Literal
+
+import structlog
+
+_LOUD = ("aio_pika", "aiormq", "uvicorn.access")
+"""They report every failed attempt; the conditions of ``health`` say the same, once a minute."""
+
+
+def configure(log_format: Literal["auto", "console", "json"], level: str) -> None:
+    """Set up structlog, and send what libraries log the same way."""
+    console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    if not console:
+        shared.append(structlog.processors.dict_tracebacks)
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+    )
+    number = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=[*shared, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(max(number, logging.WARNING))
+    for name in _LOUD:
+        logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -1,0 +1,203 @@
+"""What the coordinator tells Prometheus. Labels are bounded: routes, statuses, codes, lanes.
+
+Counters and histograms are counted where things happen. Gauges of the state come from the database
+at a scrape, and are kept for a few seconds, so that many scrapers cost one query.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from tenure.contract.states import AttemptState, NodeState
+from tenure.coordinator.errors import Unavailable
+from tenure.coordinator.store.reads import Figures
+
+CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+KEPT_SECONDS: Final = 5.0
+_OPEN_ATTEMPTS: Final = (AttemptState.SUBMITTED, AttemptState.ACCEPTED, AttemptState.RUNNING)
+_LIVE_NODES: Final = (NodeState.ACTIVE, NodeState.DRAINING)
+
+
+class Metrics:
+    """All metrics of one coordinator, with a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = self._counter(
+            "tenure_http_requests", "Requests answered.", ("route", "method", "status")
+        )
+        self._request_seconds = Histogram(
+            "tenure_http_request_seconds",
+            "Seconds until a request was answered, waiting for results included.",
+            ("route", "method"),
+            buckets=(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+            registry=self.registry,
+        )
+        self._refusals = self._counter(
+            "tenure_http_refusals", "Requests refused, by the code of the answer.", ("code",)
+        )
+        self._commits = self._counter("tenure_commits", "Batches committed.", ("lane",))
+        self._batch_items = Histogram(
+            "tenure_commit_items",
+            "Commands in one committed batch.",
+            ("lane",),
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+            registry=self.registry,
+        )
+        self._applied = self._counter(
+            "tenure_commands_applied", "Commands whose change was committed.", ("lane",)
+        )
+        self._refused = self._counter(
+            "tenure_commands_refused", "Commands refused, by code.", ("lane", "code")
+        )
+        self._stalls = self._counter(
+            "tenure_lane_stalls", "Batches that failed and are tried again.", ("lane", "error")
+        )
+        self._tail_ticks = self._counter(
+            "tenure_tail_ticks", "Looks at the log for waiting clients.", ()
+        )
+        self._dead_letters = self._counter(
+            "tenure_dead_letters", "Messages that came back undelivered, by reason.", ("reason",)
+        )
+        self._sent_again = self._counter(
+            "tenure_assignments_sent_again", "Assignments that nobody had accepted in time.", ()
+        )
+        self._queued = self._gauge("tenure_lane_queued", "Commands that wait.", ("lane",))
+        self._waiting = self._gauge(
+            "tenure_http_waiting_requests", "Requests that wait in the lanes.", ("gate",)
+        )
+        self._waiters = self._gauge("tenure_waiters", "Requests that wait for a result.", ())
+        self._last_run = self._gauge(
+            "tenure_loop_last_run_seconds", "Seconds since a loop last ran through.", ("loop",)
+        )
+        self._broker = self._gauge("tenure_broker_connected", "1 while the broker can be used.", ())
+        self._tasks = self._gauge(
+            "tenure_tasks", "Tasks by what they wait for (waiting ones up to 100,000).", ("phase",)
+        )
+        self._oldest_waiting = self._gauge(
+            "tenure_oldest_waiting_seconds", "Age of the oldest task that waits for a node.", ()
+        )
+        self._nodes = self._gauge("tenure_nodes", "Live incarnations of nodes.", ("state",))
+        self._lag_rows = self._gauge(
+            "tenure_outbox_lag_rows", "Rows of the log not published yet (10,000 a shard).", ()
+        )
+        self._lag_seconds = self._gauge(
+            "tenure_outbox_oldest_seconds", "Age of the oldest row not published yet.", ()
+        )
+
+    # What the HTTP side tells
+
+    def requested(self, route: str, method: str, status: int, seconds: float) -> None:
+        """A request was answered."""
+        self._requests.labels(route, method, str(status)).inc()
+        self._request_seconds.labels(route, method).observe(seconds)
+
+    def request_refused(self, code: str) -> None:
+        """A request was refused."""
+        self._refusals.labels(code).inc()
+
+    def tail_ticked(self) -> None:
+        """The log was asked for waiting clients."""
+        self._tail_ticks.inc()
+
+    # What the lanes tell
+
+    def batch_committed(self, lane: str, items: int, applied: int) -> None:
+        """A commit came back."""
+        self._commits.labels(lane).inc()
+        self._batch_items.labels(lane).observe(items)
+        self._applied.labels(lane).inc(applied)
+
+    def refused(self, lane: str, code: str) -> None:
+        """A command was refused."""
+        self._refused.labels(lane, code).inc()
+
+    def stalled(self, lane: str, error: str) -> None:
+        """A batch failed and will be tried again."""
+        self._stalls.labels(lane, error).inc()
+
+    # What the loops and the broker tell
+
+    def dead_letter(self, reason: str) -> None:
+        """A message came back undelivered."""
+        self._dead_letters.labels(reason).inc()
+
+    def sent_again(self, number: int) -> None:
+        """Assignments were sent again."""
+        self._sent_again.inc(number)
+
+    # Gauges, set at a scrape
+
+    def set_queued(self, lane: str, commands: int) -> None:
+        """Commands that wait in a lane."""
+        self._queued.labels(lane).set(commands)
+
+    def set_waiting_requests(self, gate: str, requests: int) -> None:
+        """Requests that wait in the lanes."""
+        self._waiting.labels(gate).set(requests)
+
+    def set_waiters(self, number: int) -> None:
+        """Requests that wait for a result."""
+        self._waiters.set(number)
+
+    def set_last_run(self, loop: str, seconds_ago: float) -> None:
+        """How long ago a loop ran through."""
+        self._last_run.labels(loop).set(seconds_ago)
+
+    def set_broker_connected(self, connected: bool) -> None:
+        """Whether the broker can be used."""
+        self._broker.set(connected)
+
+    def set_figures(self, figures: Figures) -> None:
+        """Gauges of the state."""
+        self._tasks.labels("waiting").set(figures.waiting_tasks)
+        self._tasks.labels("held").set(figures.held_tasks)
+        for state in _OPEN_ATTEMPTS:
+            self._tasks.labels(state.value).set(figures.open_attempts.get(state.value, 0))
+        self._oldest_waiting.set(figures.oldest_waiting_seconds)
+        for node_state in _LIVE_NODES:
+            self._nodes.labels(node_state.value).set(figures.nodes.get(node_state.value, 0))
+        self._lag_rows.set(figures.lag_rows)
+        self._lag_seconds.set(figures.oldest_unpublished_seconds)
+
+    def text(self) -> bytes:
+        """Everything, in the text format of Prometheus."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, help_text: str, labels: Sequence[str]) -> Counter:
+        return Counter(name, help_text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, help_text: str, labels: Sequence[str]) -> Gauge:
+        return Gauge(name, help_text, labels, registry=self.registry)
+
+
+class Scrape:
+    """Gauges of the state, read at most once in a few seconds; absent while the database is."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        figures: Callable[[], Awaitable[Figures]],
+        *,
+        kept_seconds: float = KEPT_SECONDS,
+    ) -> None:
+        self._metrics = metrics
+        self._figures = figures
+        self._kept_seconds = kept_seconds
+        self._read_at: float | None = None
+        self._reading = asyncio.Lock()
+
+    async def refresh(self) -> None:
+        """Read the gauges when they are old. A database that is away leaves them as they were."""
+        loop = asyncio.get_running_loop()
+        async with self._reading:
+            if self._read_at is not None and loop.time() < self._read_at + self._kept_seconds:
+                return
+            self._read_at = loop.time()
+            try:
+                self._metrics.set_figures(await self._figures())
+            except Unavailable:
+                return  # readiness says so
