@@ -2,12 +2,15 @@
 
 import logging
 import sys
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import structlog
 
-_LOUD = ("aio_pika", "aiormq", "uvicorn.access")
+_LOUD: Final = ("aio_pika", "aiormq", "uvicorn.access")
 """They report every failed attempt; the conditions of ``health`` say the same, once a minute."""
+
+_TRACEBACKS: Final = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+"""Locals hold tokens and payloads."""
 
 
 def configure(log_format: Literal["auto", "console", "json"], level: str) -> None:
@@ -20,9 +23,11 @@ def configure(log_format: Literal["auto", "console", "json"], level: str) -> Non
         structlog.processors.StackInfoRenderer(),
     ]
     if not console:
-        shared.append(structlog.processors.dict_tracebacks)
+        shared.append(structlog.processors.ExceptionRenderer(_TRACEBACKS))
     renderer: Any = (
-        structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        if console
+        else structlog.processors.JSONRenderer()
     )
     number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
