@@ -2,8 +2,8 @@
 
 Each batch is load → decide → commit. No timer: an idle lane adds no delay, a busy one grows its
 batches. An item whose guards did not hold is loaded and decided again; a commit whose outcome is
-unknown is repeated with the same command ids, which is safe by design. The lane's work belongs to
-no request: a caller that goes away cancels nothing.
+unknown is repeated with the same command ids, which is safe by design. A decided command belongs to
+no request any more: a caller that goes away cancels only what still waits.
 """
 
 import asyncio
@@ -37,7 +37,12 @@ from tenure.coordinator.core.model import (
 from tenure.coordinator.errors import Overloaded, Unavailable
 from tenure.coordinator.store.commit import MAX_ITEMS, Committed, ItemOutcome
 from tenure.coordinator.store.load import Loaded
-from tenure.coordinator.store.postgres import ConnectionLost, PostgresError, TryAgain
+from tenure.coordinator.store.postgres import (
+    ConnectionLost,
+    PostgresError,
+    TryAgain,
+    blames_an_item,
+)
 
 log = structlog.get_logger()
 
@@ -45,6 +50,7 @@ DEADLINE_SECONDS: Final = 12.0
 """How long a command is tried before its caller is told to repeat it."""
 MAX_QUEUED: Final = 20_000
 _PAUSE_CAP_SECONDS: Final = 1.0
+_LARGEST_EXPONENT: Final = 10
 
 
 class Observer(Protocol):
@@ -109,21 +115,27 @@ class Lane:
 
     async def run(self) -> None:
         """Empty the queue until ``close``; returns when the last answer has been given."""
+        batch: list[Entry] = []
         failures = 0
-        while True:
-            if not self._queue:
-                if self._closing:
-                    return
-                self._filled.clear()
-                await self._filled.wait()
-                continue
-            batch = self._take_batch()
-            if batch and await self._process(batch):
-                failures = 0
-                self._batch_limit = min(MAX_ITEMS, self._batch_limit * 2)
-            elif batch:
-                failures += 1
-                await asyncio.sleep(random.uniform(0, min(_PAUSE_CAP_SECONDS, 0.01 * 2**failures)))
+        try:
+            while self._queue or not self._closing:
+                if not self._queue:
+                    self._filled.clear()
+                    await self._filled.wait()
+                    continue
+                batch = self._take_batch()
+                if batch and await self._process(batch):
+                    failures = 0
+                    self._batch_limit = min(MAX_ITEMS, self._batch_limit * 2)
+                elif batch:
+                    failures = min(failures + 1, _LARGEST_EXPONENT)
+                    pause = min(_PAUSE_CAP_SECONDS, 0.01 * 2**failures)
+                    await asyncio.sleep(random.uniform(0, pause))
+        finally:
+            # Cancelled, or worse: nobody is left waiting for an answer that cannot come.
+            self._closing = True
+            for entry in (*batch, *self._queue):
+                self._give_up(entry, "this replica stopped before the outcome was known.")
 
     def close(self) -> None:
         """Take nothing new; ``run`` returns once everything queued has its answer."""
@@ -185,9 +197,7 @@ class Lane:
             if entry.answer.done():
                 continue
             if entry.deadline < now:
-                entry.answer.set_exception(
-                    Unavailable("the database did not answer before the deadline.")
-                )
+                self._give_up(entry, "the database did not answer before the deadline.")
                 continue
             key = _row_key(entry)
             if key is not None and key in keys:
@@ -211,7 +221,9 @@ class Lane:
             return self._postpone(batch, error)
         except ConnectionLost as error:
             return self._postpone(batch, error)
-        except PostgresError as error:
+        except Exception as error:  # noqa: BLE001 - one command must not end the lane of all
+            if isinstance(error, PostgresError) and not blames_an_item(error):
+                return self._postpone(batch, error)
             # Nothing was applied: a call is all or nothing on errors. Find the item that caused it.
             if len(batch) == 1:
                 self._refuse_internally(batch[0], error)
@@ -257,7 +269,7 @@ class Lane:
         policy = self._policy()
         decided: list[tuple[Entry, Accepted]] = []
         for entry in batch:
-            if entry.command is None or entry.snapshot is None:
+            if entry.command is None or entry.snapshot is None or entry.answer.done():
                 continue
             (snapshot, now), entry.snapshot = entry.snapshot, None
             entry.task_type = None if snapshot.task is None else snapshot.task.type
@@ -274,7 +286,11 @@ class Lane:
 
     async def _load_missing(self, batch: list[Entry]) -> None:
         """Give every entry with a command a snapshot; refuse all when the authority is in doubt."""
-        missing = [e for e in batch if e.command is not None and e.snapshot is None]
+        missing = [
+            entry
+            for entry in batch
+            if entry.command is not None and entry.snapshot is None and not entry.answer.done()
+        ]
         if not missing:
             return
         loaded = await self._load([_command(entry) for entry in missing])
@@ -292,7 +308,7 @@ class Lane:
         if not entry.answer.done():
             entry.answer.set_result(
                 Outcome(
-                    now,
+                    max(now, at),
                     at,
                     reply=reply,
                     replayed=replayed,
@@ -306,20 +322,23 @@ class Lane:
         if not entry.answer.done():
             entry.answer.set_result(Outcome(now, now, refused=refused))
 
-    def _refuse_internally(self, entry: Entry, error: PostgresError) -> None:
+    def _refuse_internally(self, entry: Entry, error: Exception) -> None:
         log.error(
-            "item refused by the database",
+            "command failed",
             lane=self.name,
             command=type(entry.command).__name__,
-            sqlstate=error.sqlstate,
-            error=str(error),
+            error=str(error) or type(error).__name__,
+            sqlstate=error.sqlstate if isinstance(error, PostgresError) else None,
+            exc_info=None if isinstance(error, PostgresError) else error,
         )
         if entry.command is None:
-            entry.answer.set_exception(Unavailable("the database refused the statement."))
+            self._give_up(entry, "the database refused the statement.")
         else:
-            self._refuse(
-                entry, 0, Refused(Code.INTERNAL_REFUSED, "the database refused this command")
-            )
+            self._refuse(entry, 0, Refused(Code.INTERNAL_REFUSED, "this command cannot be applied"))
+
+    def _give_up(self, entry: Entry, why: str) -> None:
+        if not entry.answer.done():
+            entry.answer.set_exception(Unavailable(why))
 
     def _postpone(self, batch: list[Entry], error: BaseException) -> bool:
         self._queue.extendleft(reversed(batch))

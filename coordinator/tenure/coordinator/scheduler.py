@@ -15,7 +15,7 @@ from uuid_utils.compat import uuid7
 from tenure.contract.ids import AttemptId, CommandId, LeaseId
 from tenure.coordinator.authority import Authority
 from tenure.coordinator.core.model import Allocate, Happened, IncarnationRow, Snapshot, TaskRow
-from tenure.coordinator.core.ranking import plan
+from tenure.coordinator.core.ranking import plan, rooms
 from tenure.coordinator.errors import Retryable
 from tenure.coordinator.store import named_queries
 from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError
@@ -60,12 +60,20 @@ class Scheduler:
         async with self._pool.acquire() as connection:
             silence = timedelta(microseconds=self._authority.policy.node_silence_microseconds)
             node_records = await connection.fetch(_QUERIES["free_nodes"], silence)
-            if not node_records:
+            nodes = [row for row in map(incarnation_row, node_records) if row is not None]
+            if not nodes:
                 return 0
-            task_records = await connection.fetch(_QUERIES["waiting_tasks"], BATCH)
+            kinds = rooms(nodes)
+            task_records = await connection.fetch(
+                _QUERIES["waiting_tasks"],
+                [kind.tenant for kind in kinds],
+                [kind.type for kind in kinds],
+                [kind.cpu_millis for kind in kinds],
+                [kind.memory_bytes for kind in kinds],
+                BATCH,
+            )
         if not task_records or task_records[0]["epoch"] is None:
             return 0
-        nodes = [row for row in map(incarnation_row, node_records) if row is not None]
         tasks = [row for row in map(task_row, task_records) if row is not None]
         return await self._allocate(
             tasks, nodes, task_records[0]["epoch"], to_microseconds(task_records[0]["clock"])

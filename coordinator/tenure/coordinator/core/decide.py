@@ -39,12 +39,17 @@ def decide(
 
     A command that was seen before gets its first answer, before anything else is looked at, so that
     repeating after an unknown outcome is safe even when the authority is gone by then.
+
+    Time never runs back for a task: a clock that was set back stands still for the rows that were
+    decided later by it, here as in the commit.
     """
     stored = snapshot.command
     if stored is not None:
         if stored.fingerprint == command.fingerprint and stored.tenant == command.tenant:
             return Answered(stored.reply, stored.at)
         return Refused(Code.IDEMPOTENCY_CONFLICT, "this id was used before with other content")
+    decided = (row.decided_at for row in (snapshot.task, snapshot.attempt) if row is not None)
+    now = max((now, *decided))
     match command:
         case Submit():
             return task.submit(command, snapshot, now, minted)

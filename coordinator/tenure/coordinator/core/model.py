@@ -77,6 +77,7 @@ class AttemptRow:
     fencing_token: FencingToken
     lease_microseconds: int
     expires_at: int
+    decided_at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -569,9 +570,9 @@ Decision: TypeAlias = Refused | Answered | Accepted
 class Outcome:
     """What a lane answers for one command.
 
-    ``at`` is when it was decided first, ``now`` the authority's clock when this answer was read:
-    ``reply.expires_at - now`` is the authority that remains. ``refused`` is set instead of
-    ``reply``.
+    ``at`` is when it was decided first, ``now`` the authority's clock when this answer was read,
+    never before ``at``: ``reply.expires_at - now`` is the authority that remains, and never more
+    than was granted, wherever the clock was set meanwhile. ``refused`` is set instead of ``reply``.
     """
 
     now: int

@@ -1,11 +1,41 @@
 """Which eligible node gets a task: deterministic for a given snapshot of the fleet (SCHED-03)."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from tenure.contract.ids import IncarnationId, TaskId
+from tenure.contract.ids import IncarnationId, TaskId, TenantId
 from tenure.coordinator.core.filters import exclusion
 from tenure.coordinator.core.model import IncarnationRow, TaskRow
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The most that any one node has free for tasks of a kind; None: not limited."""
+
+    tenant: TenantId
+    type: str
+    cpu_millis: int | None
+    memory_bytes: int | None
+
+
+def rooms(nodes: Sequence[IncarnationRow]) -> list[Room]:
+    """What kinds of tasks ``nodes`` could take now, each once: what is worth looking for."""
+    found: dict[tuple[TenantId, str], Room] = {}
+    for node in nodes:
+        cpu = None if node.cpu_millis is None else node.cpu_millis - node.cpu_used
+        memory = None if node.memory_bytes is None else node.memory_bytes - node.memory_used
+        for name in sorted(node.task_types):
+            room = found.setdefault((node.tenant, name), Room(node.tenant, name, cpu, memory))
+            found[node.tenant, name] = replace(
+                room,
+                cpu_millis=_larger(room.cpu_millis, cpu),
+                memory_bytes=_larger(room.memory_bytes, memory),
+            )
+    return list(found.values())
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else max(one, other)
 
 
 def plan(

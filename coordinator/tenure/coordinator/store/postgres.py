@@ -10,7 +10,15 @@ from typing import Final
 import asyncpg
 from asyncpg import Pool, PostgresError
 
-__all__ = ["ConnectionLost", "Pool", "PostgresError", "TryAgain", "json_text", "open_pool"]
+__all__ = [
+    "ConnectionLost",
+    "Pool",
+    "PostgresError",
+    "TryAgain",
+    "blames_an_item",
+    "json_text",
+    "open_pool",
+]
 
 COMMAND_TIMEOUT_SECONDS: Final = 10.0
 """Above the roles' ``statement_timeout``: the server speaks first."""
@@ -22,11 +30,15 @@ _TYPES_USED: Final = (
 
 ConnectionLost = (
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
     asyncpg.PostgresConnectionError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,
     asyncpg.TooManyConnectionsError,
+    asyncpg.TransactionTimeoutError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.IdleSessionTimeoutError,
     OSError,
     TimeoutError,
 )
@@ -39,6 +51,19 @@ TryAgain = (
     asyncpg.QueryCanceledError,
 )
 """40001, 40P01, 55P03, 57014: nothing was applied; the same again, smaller."""
+
+_ITEM_FAULTS: Final = ("22", "23", "54", "P0", "TN")
+"""SQLSTATE classes of what is wrong with a value: data, constraints, limits, raised by functions,
+and the codes of our own triggers."""
+
+
+def blames_an_item(error: PostgresError) -> bool:
+    """Whether the same statement fails again because of what it carries.
+
+    Everything else is the server's state (full disk, read-only, a function that a migration is
+    about to bring): nothing was applied, and the same may succeed later.
+    """
+    return (error.sqlstate or "").startswith(_ITEM_FAULTS)
 
 
 async def open_pool(url: str, *, size: int, application_name: str, pooled: bool = False) -> Pool:

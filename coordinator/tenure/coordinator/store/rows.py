@@ -95,6 +95,7 @@ def attempt_row(record: Record) -> AttemptRow | None:
         fencing_token=FencingToken(record["fencing_token"]),
         lease_microseconds=record["lease_microseconds"],
         expires_at=to_microseconds(record["expires_at"]),
+        decided_at=to_microseconds(record["attempt_decided_at"]),
     )
 
 

@@ -68,7 +68,7 @@ create table tasks (
     constraint ended_tasks_run_no_attempt check (ended_at is null or current_attempt_id is null
         or state = 'delivered')
 ) with (fillfactor = 70);
-create index tasks_waiting on tasks (priority desc, task_id)
+create index tasks_waiting on tasks (tenant, type, priority desc, task_id)
     where state = 'open' and current_attempt_id is null;
 create index tasks_with_deadline on tasks (deadline)
     where deadline is not null and ended_at is null;

@@ -129,7 +129,7 @@ begin
     if exists (select 1 from unnest(p_items) i where i.node_id is not null) then
         insert into nodes (tenant, node_id)
         select distinct i.tenant, i.node_id from unnest(p_items) i
-        where i.node_id is not null
+        where i.node_id is not null and confirmed_epoch() is not null
         order by i.tenant, i.node_id
         on conflict do nothing;
         perform 1 from nodes n
@@ -177,6 +177,10 @@ begin
                     partition by i.task_id order by i.ordinality) then 1
                 when i.node_id is not null and 1 < row_number() over (
                     partition by i.tenant, i.node_id order by i.ordinality) then 1
+                -- Nor is what an item reads after an item before it may have changed that.
+                when i.incarnation is not null and coalesce(bool_or(i.node_id is not null) over (
+                    partition by i.incarnation order by i.ordinality
+                    rows between unbounded preceding and 1 preceding), false) then 1
                 -- Versions.
                 when i.task_id is not null
                     and t.version is distinct from i.task_version then 1
@@ -396,7 +400,8 @@ begin
         select w.incarnation, w.tenant, w.node_id, 'active', 1, 1, w.queue, w.software,
             w.protocol_version, w.slots, w.cpu_millis, w.memory_bytes, w.task_types, decided[w.item],
             decided[w.item]
-        from unnest(p_incarnation_inserts) w where outcomes[w.item] = 0;
+        from unnest(p_incarnation_inserts) w where outcomes[w.item] = 0
+        order by w.incarnation;
         update nodes o set incarnation = w.incarnation
         from unnest(p_incarnation_inserts) w
         where o.tenant = w.tenant and o.node_id = w.node_id and outcomes[w.item] = 0;
@@ -437,7 +442,8 @@ end
 $$;
 
 -- The same assignment again, same event id and bytes, for attempts that nobody has accepted: the
--- message may have been lost with its queue. Changes no state; returns how many were sent again.
+-- message may have been lost with its queue. Changes no state; returns how many were sent again:
+-- none when the authority is not confirmed.
 create function redispatch(p_attempts uuid[], p_not_within interval) returns integer
 language plpgsql volatile security definer
 set search_path = tenure, pg_temp
@@ -448,6 +454,9 @@ declare
     v_now timestamptz;
     v_due uuid[];
 begin
+    if confirmed_epoch() is null then
+        return 0;
+    end if;
     perform 1 from tasks t
     where t.task_id = any (array(
         select a.task_id from attempts a where a.attempt_id = any (p_attempts)))
@@ -495,6 +504,12 @@ create trigger ended_tasks_are_immutable before update or delete on tasks
     for each row when (old.ended_at is not null) execute function refuse_change();
 create trigger receipts_are_immutable before update or delete on receipts
     for each row execute function refuse_change();
+create trigger attempts_are_not_emptied before truncate on attempts
+    for each statement execute function refuse_change();
+create trigger tasks_are_not_emptied before truncate on tasks
+    for each statement execute function refuse_change();
+create trigger receipts_are_not_emptied before truncate on receipts
+    for each statement execute function refuse_change();
 
 create function refuse_move() returns trigger
 language plpgsql set search_path = tenure, pg_temp

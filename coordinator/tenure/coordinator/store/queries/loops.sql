@@ -1,18 +1,29 @@
 -- What the loops look for. They decide nothing: each row found becomes a command for the lanes.
 
 -- name: waiting_tasks
--- Tasks that may be given to a node now, in the order they are served. $1 how many.
+-- Tasks that may be given to a node now, in the order they are served: for each tenant $1 and type $2
+-- those that need at most $3 thousandths of a core and $4 bytes (null: not limited). $5 how many, of
+-- each kind and at all. Asked by kind, so that however many nobody can take, no others wait for them.
 select
     tenure.confirmed_epoch() as epoch, clock_timestamp() as clock,
     t.task_id, t.tenant, t.type, t.state, t.version, t.sequence, t.generation,
     t.current_attempt_id, t.failures, t.not_before, t.deadline, t.effects, t.max_attempts,
     t.cpu_millis, t.memory_bytes, t.cancel_requested_at, t.decided_at
-from tenure.tasks t
-where t.state = 'open' and t.current_attempt_id is null
-  and coalesce(t.not_before <= clock_timestamp(), true)
-  and coalesce(t.deadline > clock_timestamp(), true)
+from unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[])
+    as k (tenant, type, cpu_millis, memory_bytes)
+cross join lateral (
+    select * from tenure.tasks w
+    where w.tenant = k.tenant and w.type = k.type
+      and w.state = 'open' and w.current_attempt_id is null
+      and coalesce(w.cpu_millis <= k.cpu_millis, true)
+      and coalesce(w.memory_bytes <= k.memory_bytes, true)
+      and coalesce(w.not_before <= clock_timestamp(), true)
+      and coalesce(w.deadline > clock_timestamp(), true)
+    order by w.priority desc, w.task_id
+    limit $5
+) t
 order by t.priority desc, t.task_id
-limit $1;
+limit $5;
 
 -- name: free_nodes
 -- Incarnations that may take new work: active, heard of within $1, with a free slot.
