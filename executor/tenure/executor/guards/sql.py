@@ -50,7 +50,15 @@ _SETTLE_SECONDS = 5.0
 _LAST_WAIT_SECONDS = 5.0
 _REPEAT = "Repeat it under the same operation name."
 _LOST = (asyncpg.PostgresError, asyncpg.InterfaceError, ConnectionError)
-_DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+# InternalClientError: the server's farewell to an idle session arrives, and the next statement
+# meets the driver in a state of its own before it has noticed that the connection is closed.
+_DRIVER_ERRORS = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +200,9 @@ class SqlGuard:
                 await connection.execute("select", timeout=self._patience(context))
             except _DRIVER_ERRORS as error:
                 await _abandon(connection, transaction)
-                lost = _is_lost(connection) and isinstance(error, _LOST)
+                lost = isinstance(error, asyncpg.InternalClientError) or (
+                    isinstance(error, _LOST) and _is_lost(connection)
+                )
                 if _says_over(error) or (lost and clock() >= began_at + limit_seconds):
                     raise _over(context) from error
                 if lost:
@@ -299,7 +309,7 @@ class SqlGuard:
             )
         try:
             connection = await self._pool.acquire(timeout=self._acquire_timeout_seconds)
-        except (*_DRIVER_ERRORS, asyncpg.InternalClientError) as error:
+        except _DRIVER_ERRORS as error:
             raise GuardUnavailable(
                 f"no connection to the downstream database: {_said(error)}."
             ) from error
