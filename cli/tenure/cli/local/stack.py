@@ -19,12 +19,14 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from tenure.cli.connection import CONNECTION_FILE, STATE_DIRECTORY_VARIABLE
+from tenure.cli.local.accounts import choose_account
 from tenure.cli.local.ports import LOOPBACK, PortReservation, reserve_port
 from tenure.cli.local.postgres import PrivatePostgres
 from tenure.cli.local.programs import Program, ProgramSpec
 from tenure.cli.local.rabbitmq import PrivateRabbitmq
 from tenure.cli.local.state import StateDirectory
 from tenure.cli.local.supervisor import Supervisor
+from tenure.cli.together import together
 from tenure.coordinator.store import migrate
 from tenure.coordinator.store.roles import Roles
 
@@ -39,12 +41,13 @@ SERVER_STOP_SECONDS: Final = 40.0
 
 @dataclass(frozen=True)
 class ExecutorSpec:
-    """``application`` is ``module:app``. ``environment`` is what its handlers need besides."""
+    """``application`` is ``module:app``. ``environment`` gives what its handlers need besides; it
+    is asked once the servers run and what ``prepare`` makes is there."""
 
     name: str
     application: str
     slots: int
-    environment: Mapping[str, str]
+    environment: Callable[[], Mapping[str, str]] = dict
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Stack:
     """Start it once, stop it once. One process at a time may use a state directory.
 
     ``say(name, words)`` tells people what happens; ``on_log(name, path)`` is called for each
-    process before it starts.
+    process before it starts. ``prepare`` runs when the servers are there and nothing else is.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Stack:
         *,
         say: Callable[[str, str], None],
         on_log: Callable[[str, Path], None] = lambda name, path: None,
+        prepare: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self._state = StateDirectory(state_directory)
         self.directory = self._state.path
@@ -80,6 +84,7 @@ class Stack:
         self._executors = tuple(executors)
         self._say = say
         self._on_log = on_log
+        self._prepare = prepare
         self._supervisor = Supervisor(say)
         self._ports: dict[str, PortReservation] = {}
         self._services: list[Program] = []
@@ -107,13 +112,18 @@ class Stack:
         Raises TenureError: ``tenure.cli.local.errors`` and ``tenure.coordinator.store.errors``.
         """
         self._state.acquire()
+        if choose_account().is_another:
+            # PostgreSQL's account passes through to its own folder; the rest stays unreadable.
+            self.directory.chmod(0o711)
         self.logs.mkdir(mode=0o700, exist_ok=True)
-        await _together(self._start_postgres(), self._start_rabbitmq())
+        await together(self._start_postgres(), self._start_rabbitmq())
+        if self._prepare is not None:
+            await self._prepare()
         self._reserve_ports()
         self._write_connection()
         self._services = [self._coordinator(), self._relay()]
         self._working = [self._executor(spec) for spec in self._executors]
-        await _together(*(self._start(program) for program in (*self._services, *self._working)))
+        await together(*(self._start(program) for program in (*self._services, *self._working)))
 
     async def stop(self, hurry: asyncio.Event | None = None) -> None:
         """End everything that runs: executors, coordinator, relay, then the servers.
@@ -233,7 +243,7 @@ class Stack:
             spec.name,
             ("executor", spec.application, "--slots", str(spec.slots), "--node", spec.name),
             {
-                **spec.environment,
+                **spec.environment(),
                 "TENURE_URL": f"http://{self._address('coordinator')}",
                 "TENURE_TOKEN": self._token("executor"),
                 "TENURE_BROKER_URL": self.rabbitmq.url(),
@@ -291,16 +301,6 @@ def inherited_environment(environment: Mapping[str, str] = os.environ) -> dict[s
     kept.setdefault("TENURE_LOG_FORMAT", "console")
     kept["PYTHONUNBUFFERED"] = "1"
     return kept
-
-
-async def _together(*work: Coroutine[Any, Any, None]) -> None:
-    """Run side by side; the first error cancels the others and is raised alone."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for one in work:
-                group.create_task(one)
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
 
 
 async def _unless(
