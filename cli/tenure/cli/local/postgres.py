@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -68,6 +69,7 @@ class PrivatePostgres:
         ready_timeout_seconds: float = 60.0,
     ) -> None:
         self._state = StateDirectory(state_directory)
+        self.directory = self._state.path
         self._asked_port = port
         self._settings = dict(settings or {})
         self._major = major
@@ -78,9 +80,9 @@ class PrivatePostgres:
         self._killed_workers: list[int] = []
         self._port: PortReservation | None = None
         # The cluster folder is the account's, who may be another than ours; the rest stays ours.
-        self._cluster = self._state.path / "cluster"
+        self._cluster = self.directory / "cluster"
         self.data_directory = self._cluster / "data"
-        self.log = self._state.path / "postgres.log"
+        self.log = self.directory / "postgres.log"
 
     @property
     def running(self) -> bool:
@@ -92,7 +94,7 @@ class PrivatePostgres:
         """The postmaster's pid. Raises LocalServerNotRunningError."""
         if self._process is None or self._process.poll() is not None:
             raise LocalServerNotRunningError(
-                f"The PostgreSQL server in {self._state.path} is not running.",
+                f"The PostgreSQL server in {self.directory} is not running.",
                 advice="Start it first.",
             )
         return self._process.pid
@@ -102,7 +104,7 @@ class PrivatePostgres:
         """The loopback port, also while the server is down between ``start`` and ``stop``."""
         if self._port is None:
             raise LocalServerNotRunningError(
-                f"The PostgreSQL server in {self._state.path} has no port yet.",
+                f"The PostgreSQL server in {self.directory} has no port yet.",
                 advice="Start it first.",
             )
         return self._port.port
@@ -222,27 +224,33 @@ class PrivatePostgres:
         if not account.is_another:
             return binaries
         # The account has to pass through our folder; what else lies in it stays unreadable.
-        self._state.path.chmod(0o711)
+        self.directory.chmod(0o711)
         if await self._can_run(binaries.directory, account):
             return binaries
-        copy = self._state.path / f"postgresql-{binaries.major}"
+        copy = self.directory / f"postgresql-{binaries.major}"
         if not copy.exists():
             part = copy.with_name(copy.name + ".new")
             shutil.rmtree(part, ignore_errors=True)
-            await asyncio.to_thread(shutil.copytree, binaries.directory.parent, part, symlinks=True)
-            part.chmod(0o755)
+            for name in binaries.parts:
+                if (binaries.root / name).is_dir():
+                    await asyncio.to_thread(
+                        shutil.copytree, binaries.root / name, part / name, symlinks=True
+                    )
             part.rename(copy)
-        if not await self._can_run(copy / "bin", account):
+        there = copy / binaries.directory.relative_to(binaries.root)
+        if not await self._can_run(there, account):
             raise LocalStateUnusableError(
-                f"The account `nobody` cannot reach {self._state.path}.",
+                f"The account `nobody` cannot reach {self.directory}.",
                 advice="Name a state directory whose parent folders everybody may pass through, "
                 "or run this command under an ordinary account.",
             )
-        return PostgresBinaries(copy / "bin", binaries.major)
+        return replace(binaries, directory=there, root=copy)
 
     async def _can_run(self, directory: Path, account: ServerAccount) -> bool:
+        # Through a shell: setpriv itself still has root's powers when it starts a program.
+        probe = ("sh", "-c", 'exec "$0" --version')
         status, _ = await processes.run(
-            [*account.prefix, directory / "postgres", "--version"],
+            [*account.prefix, *probe, directory / "postgres"],
             environment=self._environment,
             directory=Path("/"),
         )

@@ -180,6 +180,19 @@ def with_environment(name: str, value: str) -> list[int]:
     return found
 
 
+def complaints(log: Path, *, lines: int = 20) -> str:
+    """The first lines of a log that speak of errors, or else its last lines.
+
+    Erlang says what is wrong first and then, at length, what ended because of it.
+    """
+    try:
+        text = log.read_text(errors="replace")
+    except FileNotFoundError:
+        return "(no log)"
+    found = [line for line in text.splitlines() if "error" in line.lower()]
+    return "\n".join(found[:lines]) or tail(log)
+
+
 def tail(log: Path, *, lines: int = 15) -> str:
     """The last lines of a log file, for an error message."""
     try:

@@ -72,6 +72,7 @@ class PrivateRabbitmq:
         ready_timeout_seconds: float = 120.0,
     ) -> None:
         self._state = StateDirectory(state_directory)
+        self.directory = self._state.path
         self._asked_port = port
         self._vhost = vhost
         self._settings = dict(settings or {})
@@ -82,21 +83,20 @@ class PrivateRabbitmq:
         # The shell script that runs Erlang's machine and waits for it, and the name server.
         self._script: subprocess.Popen[bytes] | None = None
         self._names: subprocess.Popen[bytes] | None = None
-        self.log_directory = self._state.path / "log"
+        self.log_directory = self.directory / "log"
 
     @property
     def running(self) -> bool:
         """True while the broker lives."""
-        return self._script is not None and self._script.poll() is None
+        return self._machine() is not None
 
     @property
     def pid(self) -> int:
         """The pid of the broker itself (Erlang's machine). Raises LocalServerNotRunningError."""
-        if self._script is not None and self._script.poll() is None:
-            machines = processes.named_in_session(self._script.pid, "beam")
-            if machines:
-                return machines[0]
-        raise self._not_running("is not running")
+        machine = self._machine()
+        if machine is None:
+            raise self._not_running("is not running")
+        return machine
 
     @property
     def port(self) -> int:
@@ -121,7 +121,7 @@ class PrivateRabbitmq:
             return
         self._state.acquire()
         try:
-            self._script = None
+            self.kill()  # the script of a broker that somebody killed may not have noticed yet
             binaries = find_rabbitmq()
             if self._names is None:
                 await self._end_leftovers()
@@ -137,9 +137,7 @@ class PrivateRabbitmq:
 
     async def _shut_down(self) -> None:
         if self._script is not None and self._script.poll() is None:
-            machines = processes.named_in_session(self._script.pid, "beam")
-            for pid in machines or [self._script.pid]:
-                processes.send(pid, signal.SIGTERM)
+            processes.send(self._machine() or self._script.pid, signal.SIGTERM)
             await processes.ended(self._script, within_seconds=_STOP_SECONDS)
         self.kill()
 
@@ -177,9 +175,15 @@ class PrivateRabbitmq:
         """
         if self.running:
             raise LocalServerRunningError(
-                f"The broker in {self._state.path} is running.", advice="Stop or kill it first."
+                f"The broker in {self.directory} is running.", advice="Stop or kill it first."
             )
-        shutil.rmtree(self._state.path / "mnesia", ignore_errors=True)
+        shutil.rmtree(self.directory / "mnesia", ignore_errors=True)
+
+    def _machine(self) -> int | None:
+        """The pid of Erlang's machine, which the script started in its own session."""
+        if self._script is None or self._script.poll() is not None:
+            return None
+        return next(iter(processes.named_in_session(self._script.pid, "beam")), None)
 
     def _login(self, use: str) -> str:
         address = f"{LOOPBACK}:{self._port_of(use)}"
@@ -192,7 +196,7 @@ class PrivateRabbitmq:
 
     def _not_running(self, what: str) -> LocalServerNotRunningError:
         return LocalServerNotRunningError(
-            f"The broker in {self._state.path} {what}.", advice="Start it first."
+            f"The broker in {self.directory} {what}.", advice="Start it first."
         )
 
     def _end_everything(self) -> None:
@@ -211,7 +215,7 @@ class PrivateRabbitmq:
 
         We hold the folder's lock, so nobody uses that broker any more. It may be on its way out.
         """
-        pids = processes.with_environment(_MARK, str(self._state.path))
+        pids = processes.with_environment(_MARK, str(self.directory))
         machines = [pid for pid in pids if processes.name_of(pid).startswith("beam")]
         for pid in machines:
             processes.send(pid, signal.SIGTERM)
@@ -237,6 +241,8 @@ class PrivateRabbitmq:
             if not await self._names_serve(binaries):
                 self._ports.pop(_NAMES).release()
                 continue
+            console = self.log_directory / "console.log"
+            console.unlink(missing_ok=True)  # an error message quotes this start, no other
             self._script = self._spawn([binaries.server], "console")
             if await self._ready(self._script):
                 self._state.remember_ports({use: one.port for use, one in self._ports.items()})
@@ -263,8 +269,8 @@ class PrivateRabbitmq:
 
     def _failed(self, what: str) -> LocalServerFailedError:
         return LocalServerFailedError(
-            f"RabbitMQ {what}. The end of its output:\n"
-            f"{processes.tail(self.log_directory / 'console.log', lines=30)}\n",
+            f"RabbitMQ {what}. Its output:\n"
+            f"{processes.complaints(self.log_directory / 'console.log')}\n",
             advice=f"Mend what the logs in {self.log_directory} name, then start again.",
         )
 
@@ -290,11 +296,11 @@ class PrivateRabbitmq:
             [*processes.ended_with_parent(signal.SIGTERM), *(str(word) for word in command)],
             log=self.log_directory / f"{log}.log",
             environment=self._environment(),
-            directory=self._state.path,
+            directory=self.directory,
         )
 
     def _environment(self) -> dict[str, str]:
-        folder = self._state.path
+        folder = self.directory
         return {
             **base_environment("C.UTF-8"),
             _MARK: str(folder),
@@ -317,7 +323,7 @@ class PrivateRabbitmq:
         }
 
     def _configure(self) -> None:
-        folder = self._state.path
+        folder = self.directory
         for name in ("home", "mnesia", "log"):
             (folder / name).mkdir(mode=0o700, exist_ok=True)
         cookie = self._state.secret("cookie")
