@@ -57,7 +57,8 @@ class Caller:
         self.http = httpx2.AsyncClient(base_url=url, headers=headers, timeout=60)
 
     async def get(self, path: str, **parameters: Any) -> httpx2.Response:
-        return await self.http.get(path, params=parameters)
+        # Empty parameters would remove the query that the path has.
+        return await self.http.get(path, params=parameters or None)
 
     async def post(
         self, path: str, body: Any = None, *, headers: dict[str, str] | None = None

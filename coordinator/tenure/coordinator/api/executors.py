@@ -188,6 +188,7 @@ class Executors:
             node_id,
             IncarnationId(request.incarnation),
             NodeState.GONE if request.gone else NodeState.DRAINING,
+            command_id=CommandId(str(uuid4())),
             identity=call.identity,
         )
         wire.applied(await self._admission.change_node(command))

@@ -7,7 +7,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from tenure.contract.codes import Code
 from tenure.contract.reports import (
@@ -300,6 +300,16 @@ def application(handlers: Handlers, entrance: Entrance, table: Sequence[Endpoint
     )
 
 
+def _methods(request: Request) -> set[str]:
+    """What is possible on a path: the methods of all its routes."""
+    return {
+        method
+        for route in request.app.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }
+
+
 async def _routing_problem(request: Request, error: Exception) -> Response:
     """No such path, or no such method on it."""
     if isinstance(error, HTTPException) and error.status_code == 405:
@@ -307,7 +317,7 @@ async def _routing_problem(request: Request, error: Exception) -> Response:
             RequestRefused(
                 Code.METHOD_NOT_ALLOWED,
                 f"{request.method} is not possible on {request.url.path!r}.",
-                headers=error.headers,
+                headers={"Allow": ", ".join(sorted(_methods(request)))},
             )
         )
     return response_of(

@@ -211,11 +211,17 @@ def registration(
 
 
 def node_change(
-    node_id: NodeId, incarnation: IncarnationId, state: NodeState, *, identity: Identity
+    node_id: NodeId,
+    incarnation: IncarnationId,
+    state: NodeState,
+    *,
+    command_id: CommandId,
+    identity: Identity,
 ) -> model.ChangeNode:
-    """The command that drains an incarnation or says that it is gone; the same when repeated."""
+    """The command that drains an incarnation or says that it is gone. Asking again changes nothing
+    more, and is answered by how things are then."""
     return model.ChangeNode(
-        command_id=derived_id(identity.tenant, state.value, incarnation),
+        command_id=command_id,
         fingerprint=fingerprint([state.value, node_id, incarnation]),
         tenant=identity.tenant,
         actor=identity.name,

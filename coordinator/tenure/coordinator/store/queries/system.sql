@@ -53,5 +53,5 @@ from (
         where state = 'open' and current_attempt_id is null
             and (not_before is null or not_before <= clock_timestamp())
         limit $1
-    ) some
+    ) found
 ) waiting
