@@ -14,7 +14,7 @@ CODE := contract coordinator relay executor client cli tests \
 
 .PHONY: help
 help: ## List the commands
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 .PHONY: install
 install: $(INSTALLED) ## Make .venv with the locked dependencies and Tenure in place
@@ -41,6 +41,10 @@ demo: install system-deps ## Hash every file of a folder, end to end; ARGS="--in
 .PHONY: test
 test: install $(if $(filter external docker,$(TENURE_TEST_SERVICES)),,system-deps) ## Run the tests; ARGS="-k name" for some of them
 	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: bench-append-lock
+bench-append-lock: install ## Measure what the one append lock costs, about four minutes
+	@$(BIN)/python bench/append_lock.py $(ARGS)
 
 .PHONY: check
 check: install ## Lint, formatting, types and import rules
