@@ -67,7 +67,7 @@ create table tasks (
     constraint held_tasks_have_a_reason check (state <> 'held' or reason is not null),
     constraint ended_tasks_run_no_attempt check (ended_at is null or current_attempt_id is null
         or state = 'delivered')
-) with (fillfactor = 70);
+) with (fillfactor = 50);
 create index tasks_waiting on tasks (tenant, type, priority desc, task_id)
     where state = 'open' and current_attempt_id is null;
 create index tasks_with_deadline on tasks (deadline)
@@ -114,7 +114,7 @@ create table attempts (
     constraint failed_attempts_have_a_reason check (state <> 'failed' or reason is not null),
     constraint running_attempts_were_accepted check (state <> 'running' or
         (accepted_at is not null and started_at is not null))
-) with (fillfactor = 70);
+) with (fillfactor = 50);
 create index attempts_open on attempts (incarnation) where ended_at is null;
 
 -- What an open attempt has taken of its node. Gone when the attempt ends.

@@ -1,11 +1,12 @@
 -- What decisions are made from: one set-based statement a batch, without locks, one row an item in
--- the order of the arguments. The commit checks again whatever was read here.
+-- the order of the arguments. The commit checks again whatever was read here. The epoch is a subquery of
+-- its own, so that it is looked up once a statement and not once a row: it reads the control file.
 
 -- name: attempts
 -- $1 command ids, $2 task ids, $3 attempt ids (null: the task's current one), $4 digests of contents
 -- (null: none presented), $5 whether the input is wanted.
 select
-    tenure.confirmed_epoch() as epoch, clock_timestamp() as clock,
+    (select tenure.confirmed_epoch()) as epoch, clock_timestamp() as clock,
     c.command_id, c.tenant as command_tenant, c.fingerprint, c.reply, c.decided_at as command_at,
     t.task_id, t.tenant, t.type, t.state, t.version, t.sequence, t.generation,
     t.current_attempt_id, t.failures, t.not_before, t.deadline, t.effects, t.max_attempts,
@@ -29,7 +30,7 @@ order by i.ord;
 -- name: submissions
 -- $1 command ids, $2 tenants, $3 types.
 select
-    tenure.confirmed_epoch() as epoch, clock_timestamp() as clock,
+    (select tenure.confirmed_epoch()) as epoch, clock_timestamp() as clock,
     c.command_id, c.tenant as command_tenant, c.fingerprint, c.reply, c.decided_at as command_at,
     y.name, y.effects, y.max_attempts, y.cpu_millis, y.memory_bytes
 from unnest($1::uuid[], $2::text[], $3::text[]) with ordinality as i (command_id, tenant, type, ord)
@@ -40,7 +41,7 @@ order by i.ord;
 -- name: allocations
 -- $1 task ids, $2 incarnations.
 select
-    tenure.confirmed_epoch() as epoch, clock_timestamp() as clock,
+    (select tenure.confirmed_epoch()) as epoch, clock_timestamp() as clock,
     t.task_id, t.tenant, t.type, t.state, t.version, t.sequence, t.generation,
     t.current_attempt_id, t.failures, t.not_before, t.deadline, t.effects, t.max_attempts,
     t.cpu_millis, t.memory_bytes, t.cancel_requested_at, t.decided_at,
@@ -56,7 +57,7 @@ order by i.ord;
 -- name: nodes
 -- $1 command ids, $2 incarnations (null: the node's current one), $3 tenants, $4 node ids.
 select
-    tenure.confirmed_epoch() as epoch, clock_timestamp() as clock,
+    (select tenure.confirmed_epoch()) as epoch, clock_timestamp() as clock,
     c.command_id, c.tenant as command_tenant, c.fingerprint, c.reply, c.decided_at as command_at,
     n.incarnation, n.tenant as node_tenant, n.node_id, n.state as node_state,
     n.version as node_version, n.sequence as node_sequence, n.slots,

@@ -1,11 +1,12 @@
--- What the loops look for. They decide nothing: each row found becomes a command for the lanes.
+-- What the loops look for. They decide nothing: each row found becomes a command for the lanes. The
+-- epoch is looked up once a statement, not once a row.
 
 -- name: waiting_tasks
 -- Tasks that may be given to a node now, in the order they are served: for each tenant $1 and type $2
 -- those that need at most $3 thousandths of a core and $4 bytes (null: not limited). $5 how many, of
 -- each kind and at all. Asked by kind, so that however many nobody can take, no others wait for them.
 select
-    tenure.confirmed_epoch() as epoch, clock_timestamp() as clock,
+    (select tenure.confirmed_epoch()) as epoch, clock_timestamp() as clock,
     t.task_id, t.tenant, t.type, t.state, t.version, t.sequence, t.generation,
     t.current_attempt_id, t.failures, t.not_before, t.deadline, t.effects, t.max_attempts,
     t.cpu_millis, t.memory_bytes, t.cancel_requested_at, t.decided_at
