@@ -111,6 +111,9 @@ def read_items(body: bytes, model: type[ModelT], field: str) -> Items[ModelT]:
                     faults.setdefault(index, []).append({**fault, "loc": tuple(rest)})
                 case _:
                     whole.append(fault)
+        none_left = ("too_short", (field,))
+        if faults:  # a list whose entries are all bad is also said to be too short
+            whole = [entry for entry in whole if (entry["type"], entry["loc"]) != none_left]
         if whole:
             raise _invalid(whole) from error
         entries = value[field]

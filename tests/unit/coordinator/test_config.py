@@ -1,0 +1,114 @@
+"""Settings come from the environment and files, and errors name what is wrong, never a value."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tenure.coordinator.config import host_and_port, load_settings
+from tenure.coordinator.errors import SettingsInvalid
+from tenure.coordinator.identities import Role
+
+SECRET = "a-token-that-is-secret"
+TOKENS = [{"name": "shop", "token": SECRET, "tenant": "acme", "role": "application"}]
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENURE_DATABASE_URL", "postgresql://u:database-password@127.0.0.1/tenure")
+    monkeypatch.setenv("TENURE_BROKER_URL", "amqp://u:broker-password@127.0.0.1/tenure")
+    monkeypatch.setenv("TENURE_TOKENS", json.dumps(TOKENS))
+
+
+def test_settings_come_from_the_environment() -> None:
+    settings = load_settings()
+    assert settings.listen_address == ("127.0.0.1", 8420)
+    identity = settings.identities().find(SECRET)
+    assert identity is not None
+    assert (identity.name, identity.tenant, identity.role) == ("shop", "acme", Role.APPLICATION)
+    assert settings.identities().find(SECRET + "x") is None
+
+
+def test_secrets_come_from_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, text in (
+        ("DATABASE_URL", "postgresql://127.0.0.1/from-a-file\n"),
+        ("TOKENS", json.dumps(TOKENS) + "\n"),
+    ):
+        monkeypatch.delenv(f"TENURE_{name}")
+        path = tmp_path / name
+        path.write_text(text)
+        monkeypatch.setenv(f"TENURE_{name}_FILE", str(path))
+    settings = load_settings()
+    assert settings.database_url.get_secret_value() == "postgresql://127.0.0.1/from-a-file"
+    assert settings.identities().find(SECRET) is not None
+
+
+def test_a_secret_given_twice_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TENURE_TOKENS_FILE", str(tmp_path / "tokens"))
+    with pytest.raises(SettingsInvalid, match="TENURE_TOKENS and TENURE_TOKENS_FILE"):
+        load_settings()
+
+
+@pytest.mark.parametrize("content", [None, "no JSON", b"\xff"])
+def test_an_unreadable_file_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | bytes | None
+) -> None:
+    path = tmp_path / "tokens"
+    if content is not None:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    monkeypatch.delenv("TENURE_TOKENS")
+    monkeypatch.setenv("TENURE_TOKENS_FILE", str(path))
+    with pytest.raises(SettingsInvalid, match="TENURE_TOKENS_FILE"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("DATABASE_URL", "mysql://u:database-password@127.0.0.1/tenure"),
+        ("BROKER_URL", "http://u:broker-password@127.0.0.1"),
+        ("BROKER_URL", "amqps://u:broker-password@127.0.0.1/?no_verify_ssl=1"),
+        ("LISTEN", "8420"),
+        ("LISTEN", "127.0.0.1:port"),
+        ("NAME_PREFIX", "a b"),
+        ("TOKENS", "no JSON"),
+        ("TOKENS", "[]"),
+        ("TOKENS", json.dumps([TOKENS[0] | {"role": "king"}])),
+        ("TOKENS", json.dumps([TOKENS[0] | {"token": "short"}])),
+        ("TOKENS", json.dumps([TOKENS[0] | {"tenant": "No Tenant"}])),
+        ("TOKENS", json.dumps([TOKENS[0] | {"surprise": 1}])),
+        ("TOKENS", json.dumps([*TOKENS, TOKENS[0] | {"name": "other"}])),
+        ("LEASE_SECONDS", "0"),
+        ("MAX_WAITING_REQUESTS", "none"),
+    ],
+)
+def test_a_wrong_setting_is_named_and_its_value_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"TENURE_{name}", value)
+    with pytest.raises(SettingsInvalid) as caught:
+        load_settings()
+    assert name in str(caught.value).upper()
+    assert caught.value.code == "settings_invalid"
+    for secret in (SECRET, "database-password", "broker-password"):
+        assert secret not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_missing_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TENURE_DATABASE_URL")
+    with pytest.raises(SettingsInvalid, match="TENURE_DATABASE_URL: Field required"):
+        load_settings()
+
+
+@pytest.mark.requirement("LEASE-08")
+def test_the_policy_is_made_of_the_settings() -> None:
+    policy = load_settings(lease_seconds=0.5, policy_version=7, clock_tolerance_seconds=0).policy()
+    assert policy.lease_microseconds == 500_000
+    assert policy.version == 7
+    assert policy.clock_tolerance_microseconds == 0
+
+
+def test_an_address_is_host_and_port() -> None:
+    assert host_and_port("[::1]:80") == ("::1", 80)
+    assert host_and_port("0.0.0.0:0") == ("0.0.0.0", 0)
