@@ -12,7 +12,13 @@ import pytest
 from tenure.cli.local.postgres import PrivatePostgres
 from tenure.cli.local.rabbitmq import PrivateRabbitmq
 from tests.support import services
-from tests.support.isolation import BrokerSpace, DatabaseServer, FreshDatabase, fresh_space
+from tests.support.isolation import (
+    BrokerSpace,
+    DatabaseServer,
+    FreshDatabase,
+    empty_state,
+    fresh_space,
+)
 
 CHOSEN = pytest.StashKey[tuple[services.Backend, str]]()
 
@@ -74,6 +80,25 @@ async def database(
     """A migrated database that no other test sees."""
     async with database_server.fresh(template=database_template) as database:
         yield database
+
+
+@pytest.fixture(scope="module")
+async def module_database(
+    database_server: DatabaseServer, database_template: str
+) -> AsyncIterator[FreshDatabase]:
+    """A migrated database that the tests of a module share: take ``emptied_database``."""
+    async with database_server.fresh(template=database_template) as database:
+        yield database
+
+
+@pytest.fixture
+async def emptied_database(module_database: FreshDatabase) -> FreshDatabase:
+    """A migrated database without tasks and nodes, in a tenth of the time of a new one.
+
+    For tests that change neither the schema nor the authority's own row.
+    """
+    await empty_state(module_database)
+    return module_database
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from tenure.coordinator.core.model import (
     LeasePolicy,
     Outcome,
     Register,
+    Renew,
     ResourceAmounts,
     Submit,
     Take,
@@ -78,7 +79,7 @@ class Bench:
         self.owner = owner
         self.scheduler = Scheduler(pool, authority)
 
-    async def register(
+    def registration(
         self,
         node_id: str = "node-1",
         *,
@@ -89,30 +90,32 @@ class Bench:
         cpu_millis: int | None = None,
         memory_bytes: int | None = None,
         incarnation: str | None = None,
-    ) -> IncarnationId:
+    ) -> Register:
         identity = IncarnationId(incarnation or str(uuid4()))
-        outcome = await self.authority.register(
-            Register(
-                command_id=CommandId(identity),
-                fingerprint=f"{node_id}/{slots}".encode(),
-                tenant=TENANT,
-                actor="executor",
-                node_id=NodeId(node_id),
-                incarnation=identity,
-                queue=f"tenure.node.default.{identity}",
-                software="tests 1",
-                protocol_version=1,
-                slots=slots,
-                cpu_millis=cpu_millis,
-                memory_bytes=memory_bytes,
-                task_types=tuple(
-                    TaskTypeDeclared(name, effects, max_attempts, ResourceAmounts(), None, None)
-                    for name in types
-                ),
-            )
+        return Register(
+            command_id=CommandId(identity),
+            fingerprint=f"{node_id}/{slots}".encode(),
+            tenant=TENANT,
+            actor="executor",
+            node_id=NodeId(node_id),
+            incarnation=identity,
+            queue=f"tenure.node.default.{identity}",
+            software="tests 1",
+            protocol_version=1,
+            slots=slots,
+            cpu_millis=cpu_millis,
+            memory_bytes=memory_bytes,
+            task_types=tuple(
+                TaskTypeDeclared(name, effects, max_attempts, ResourceAmounts(), None, None)
+                for name in types
+            ),
         )
+
+    async def register(self, node_id: str = "node-1", **more: Any) -> IncarnationId:
+        command = self.registration(node_id, **more)
+        outcome = await self.authority.register(command)
         assert outcome.refused is None, outcome
-        return identity
+        return command.incarnation
 
     def submission(self, **changes: Any) -> Submit:
         content: dict[str, Any] = {
@@ -173,17 +176,16 @@ class Bench:
         identity = report_id or str(uuid7())
         token = more.pop("fencing_token", held.fencing_token)
         fingerprint = hashlib.sha256(repr((kind.__name__, held, token, more)).encode()).digest()
+        content: dict[str, Any] = {"tenant": TENANT, "actor": "executor"} | more
         return kind(
             command_id=CommandId(identity),
             fingerprint=fingerprint,
-            tenant=TENANT,
-            actor="executor",
             node_id=held.node_id,
             incarnation=held.incarnation,
             task_id=held.task_id,
             attempt_id=held.attempt_id,
             fencing_token=token,
-            **more,
+            **content,
         )
 
     async def report(
@@ -208,6 +210,10 @@ class Bench:
     async def expire(self, task_id: TaskId) -> Outcome:
         command = Expire(CommandId(str(uuid4())), b"", TENANT, "sweeper", task_id)
         return (await self.authority.expire([command]))[0]
+
+    async def renew(self, held: Held) -> Outcome:
+        (outcome,) = await self.authority.renew([self.command(Renew, held)], held.incarnation)
+        return outcome
 
     async def end_lease(self, held: Held) -> None:
         """Let the lease run out, as time would."""

@@ -130,6 +130,24 @@ class DatabaseServer:
             await connection.close()
 
 
+_STATE = (
+    "commands", "task_types", "tasks", "task_inputs", "attempts", "reservations", "nodes",
+    "incarnations", "receipts", "renewals", "intake", "log",
+)  # fmt: skip
+
+
+async def empty_state(database: FreshDatabase) -> None:
+    """Delete every row of the authority's state, which only a superuser can."""
+    connection = await asyncpg.connect(database.admin_url)
+    try:
+        await connection.execute(
+            "set session_replication_role = replica;"  # no trigger may refuse it
+            + "".join(f"delete from tenure.{table};" for table in _STATE)
+        )
+    finally:
+        await connection.close()
+
+
 @asynccontextmanager
 async def fresh_space(server: BrokerServer) -> AsyncIterator[BrokerSpace]:
     """A namespace on the broker for the length of a block.
