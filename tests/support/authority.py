@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
@@ -27,8 +28,10 @@ from tenure.coordinator.authority import Authority
 from tenure.coordinator.core.model import (
     AttemptCommand,
     Cancel,
+    ConfirmCancel,
     Deliver,
     Expire,
+    Fail,
     LeasePolicy,
     Outcome,
     Register,
@@ -73,10 +76,17 @@ class Bench:
     """One replica of the authority, an owner's connection to look with, and short words for
     commands."""
 
-    def __init__(self, authority: Authority, pool: asyncpg.Pool, owner: asyncpg.Connection) -> None:
+    def __init__(
+        self,
+        authority: Authority,
+        pool: asyncpg.Pool,
+        owner: asyncpg.Connection,
+        admin_url: str,
+    ) -> None:
         self.authority = authority
         self.pool = pool
         self.owner = owner
+        self._admin_url = admin_url
         self.scheduler = Scheduler(pool, authority)
 
     def registration(
@@ -149,12 +159,19 @@ class Bench:
     async def assigned(self, task_id: TaskId) -> Held:
         """Give waiting tasks to nodes, then the current attempt of ``task_id``."""
         await self.scheduler.step()
-        row = await self.owner.fetchrow(
+        held = await self.holder(task_id)
+        assert held is not None, "no attempt: the scheduler did not allocate"
+        return held
+
+    async def holder(self, task_id: TaskId) -> Held | None:
+        """The current attempt of ``task_id``, if it has one."""
+        row = await self.pool.fetchrow(
             "select a.* from tenure.attempts a join tenure.tasks t"
             " on t.current_attempt_id = a.attempt_id where t.task_id = $1",
             task_id,
         )
-        assert row is not None, "no attempt: the scheduler did not allocate"
+        if row is None:
+            return None
         return Held(
             task_id,
             AttemptId(str(row["attempt_id"])),
@@ -207,6 +224,16 @@ class Bench:
             Cancel(CommandId(str(uuid4())), b"cancel", TENANT, "application", task_id)
         )
 
+    async def fail(
+        self, held: Held, report_id: str | None = None, *, retryable: bool = True
+    ) -> Outcome:
+        return await self.report(
+            Fail, held, report_id, reason="handler_failed", message="", retryable=retryable
+        )
+
+    async def confirm_cancel(self, held: Held) -> Outcome:
+        return await self.report(ConfirmCancel, held)
+
     async def expire(self, task_id: TaskId) -> Outcome:
         command = Expire(CommandId(str(uuid4())), b"", TENANT, "sweeper", task_id)
         return (await self.authority.expire([command]))[0]
@@ -222,6 +249,19 @@ class Bench:
             " where attempt_id = $1",
             held.attempt_id,
         )
+
+    async def superuser(self, statement: str) -> None:
+        """Change what nobody may change."""
+        connection = await asyncpg.connect(self._admin_url)
+        try:
+            await connection.execute(f"set session_replication_role = replica; {statement}")
+        finally:
+            await connection.close()
+
+    async def now(self) -> datetime:
+        """The authority's clock."""
+        value: datetime = await self.owner.fetchval("select clock_timestamp()")
+        return value
 
     async def task(self, task_id: TaskId) -> asyncpg.Record:
         row = await self.owner.fetchrow("select * from tenure.tasks where task_id = $1", task_id)
@@ -263,7 +303,7 @@ async def replica(
     authority = Authority(pool, pool, Silent(), policy=policy)
     running = asyncio.create_task(authority.run())
     try:
-        yield Bench(authority, pool, owner)
+        yield Bench(authority, pool, owner, database.admin_url)
     finally:
         authority.close()
         with contextlib.suppress(TimeoutError):

@@ -6,8 +6,8 @@ whatever did not hold, is left out.
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TypeAlias, cast
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, cast
 from uuid import uuid4
 
 import asyncpg
@@ -109,6 +109,12 @@ async def committed(asked: Asked, *items: Item, seen: Sequence[IncarnationId] = 
     """As ``commit``, with the instants."""
     pool = cast("asyncpg.Pool", asked)
     return await store.commit(pool, [(i.command, i.accepted) for i in items], seen=seen)
+
+
+def with_reads(item: Item, **guards: object) -> Item:
+    """The same decision with other guards: what a faulty or hostile caller might send."""
+    reads = replace(item.accepted.reads, **cast("dict[str, Any]", guards))
+    return replace(item, accepted=replace(item.accepted, reads=reads))
 
 
 async def apply(asked: Asked, command: AnyCommand) -> None:

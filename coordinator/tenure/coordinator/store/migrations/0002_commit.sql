@@ -487,7 +487,7 @@ end
 $$;
 
 -- The last net, for every writer whatever its path: ended records do not change (STATE-02), and an
--- attempt makes permitted moves only (STATE-04).
+-- attempt makes permitted moves only (STATE-04), with an event for each (EVENT-02).
 create function refuse_change() returns trigger
 language plpgsql set search_path = tenure, pg_temp
 as $$
@@ -498,9 +498,9 @@ begin
                 'records of their own.';
 end
 $$;
-create trigger ended_attempts_are_immutable before update or delete on attempts
+create trigger attempts_are_immutable_once_ended before update or delete on attempts
     for each row when (old.ended_at is not null) execute function refuse_change();
-create trigger ended_tasks_are_immutable before update or delete on tasks
+create trigger tasks_are_immutable_once_ended before update or delete on tasks
     for each row when (old.ended_at is not null) execute function refuse_change();
 create trigger receipts_are_immutable before update or delete on receipts
     for each row execute function refuse_change();
@@ -514,16 +514,19 @@ create trigger receipts_are_not_emptied before truncate on receipts
 create function refuse_move() returns trigger
 language plpgsql set search_path = tenure, pg_temp
 as $$
+declare
+    v_events integer := case old.state
+        when 'submitted' then case when new.state in ('accepted', 'rejected', 'cancelled') then 1
+            when new.state = 'running' then 2 end -- accepted and started in one commit
+        when 'accepted' then case when new.state in ('running', 'failed', 'cancelled', 'expired')
+            then 1 end
+        when 'running' then case when new.state in ('delivered', 'failed', 'cancelled', 'expired')
+            then 1 end
+    end;
 begin
-    if not (case old.state
-        when 'submitted' then new.state in ('accepted', 'rejected', 'cancelled')
-            -- accepted and started in one commit, with an event for each
-            or (new.state = 'running' and new.accepted_at is not null)
-        when 'accepted' then new.state in ('running', 'failed', 'cancelled', 'expired')
-        when 'running' then new.state in ('delivered', 'failed', 'cancelled', 'expired')
-        else false
-    end) then
-        raise exception 'attempt % cannot move from % to %', old.attempt_id, old.state, new.state
+    if new.sequence is distinct from old.sequence + v_events then
+        raise exception 'attempt % cannot move from % to % by % events', old.attempt_id, old.state,
+            new.state, new.sequence - old.sequence
             using errcode = 'TN011';
     end if;
     return new;
