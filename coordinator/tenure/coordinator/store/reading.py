@@ -6,7 +6,7 @@ executors need must not queue behind what people look at.
 
 from typing import Any, Final, Protocol
 
-import asyncpg
+from asyncpg import Record
 from tenacity import (
     AsyncRetrying,
     retry_if_exception,
@@ -15,48 +15,45 @@ from tenacity import (
 )
 
 from tenure.coordinator.errors import Unavailable
+from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError
 
-_TRANSIENT_CLASSES: Final = frozenset(
-    {
-        "08",  # connection
-        "40",  # rolled back, repeat
-        "53",  # out of connections, memory, disk
-        "55",  # a lock or object is not available now
-        "57",  # cancelled, shut down, starting up
-    }
+_TRANSIENT_CLASSES: Final = (
+    "08",  # connection
+    "40",  # rolled back, repeat
+    "53",  # out of connections, memory, disk
+    "55",  # a lock or object is not available now
+    "57",  # cancelled, shut down, starting up
+    "0A000",  # a migration changed what a prepared statement returns
 )
-_STALE_PLAN: Final = "0A000"  # a migration changed what a prepared statement returns
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same statement may succeed later.
-
-    asyncpg shows some lost connections as InterfaceError, and refusals to connect as OSError.
-    """
-    if isinstance(error, asyncpg.PostgresError):
-        state = error.sqlstate or ""
-        return state[:2] in _TRANSIENT_CLASSES or state == _STALE_PLAN
-    return isinstance(error, asyncpg.InterfaceError | OSError | TimeoutError)
+    """Whether the same statement may succeed later."""
+    if isinstance(error, ConnectionLost):
+        return True
+    return isinstance(error, PostgresError) and (error.sqlstate or "").startswith(
+        _TRANSIENT_CLASSES
+    )
 
 
 class Reader(Protocol):
     """Runs one read. A seam: tests put their own connection here."""
 
-    async def fetch(self, query: str, *arguments: Any) -> list[asyncpg.Record]:
+    async def fetch(self, query: str, *arguments: Any) -> list[Record]:
         """All rows. Raises Unavailable."""
 
 
 class PoolReader:
     """Reads over a pool, repeated with jitter for at most ``deadline_seconds``."""
 
-    def __init__(self, pool: "asyncpg.Pool[asyncpg.Record]", *, deadline_seconds: float) -> None:
+    def __init__(self, pool: Pool, *, deadline_seconds: float) -> None:
         self._pool = pool
         self._deadline_seconds = deadline_seconds
 
-    async def fetch(self, query: str, *arguments: Any) -> list[asyncpg.Record]:
+    async def fetch(self, query: str, *arguments: Any) -> list[Record]:
         """All rows of ``query``.
 
-        Raises Unavailable when the database stays away, and asyncpg.PostgresError for a fault in
+        Raises Unavailable when the database stays away, and PostgresError for a fault in
         the query or the schema.
         """
         try:
@@ -68,7 +65,7 @@ class PoolReader:
             ):
                 with attempt:
                     return await self._once(query, arguments)
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        except (PostgresError, *ConnectionLost) as error:
             if not is_transient(error):
                 raise
             raise Unavailable(
@@ -76,7 +73,7 @@ class PoolReader:
             ) from error
         raise AssertionError("an attempt either returns or raises")
 
-    async def _once(self, query: str, arguments: tuple[Any, ...]) -> list[asyncpg.Record]:
+    async def _once(self, query: str, arguments: tuple[Any, ...]) -> list[Record]:
         timeout = self._deadline_seconds / 2
         async with self._pool.acquire(timeout=timeout) as connection:
             return await connection.fetch(query, *arguments, timeout=timeout)

@@ -1,0 +1,31 @@
+"""Every named query is right for the migrated schema, for the role that runs it."""
+
+from importlib import resources
+
+import asyncpg
+import pytest
+
+from tenure.coordinator.store import named_queries
+from tests.support.isolation import FreshDatabase
+
+FILES = sorted(
+    entry.name
+    for entry in (resources.files("tenure.coordinator.store") / "queries").iterdir()
+    if entry.name.endswith(".sql")
+)
+
+
+@pytest.mark.parametrize("file_name", FILES)
+async def test_every_query_can_be_prepared_by_the_coordinator(
+    database: FreshDatabase, file_name: str
+) -> None:
+    queries = named_queries.load(file_name)
+    assert queries
+    connection = await asyncpg.connect(database.coordinator_url)
+    try:
+        for query in queries.values():
+            prepared = await connection.prepare(query)
+            arguments = [None] * len(prepared.get_parameters())
+            await prepared.fetch(*arguments)  # rights are checked when it runs
+    finally:
+        await connection.close()
