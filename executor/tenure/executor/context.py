@@ -1,5 +1,6 @@
 """What a handler knows about the attempt it runs in."""
 
+import asyncio
 import threading
 from datetime import datetime
 from typing import Generic, TypeVar
@@ -88,6 +89,11 @@ class Context(Generic[ResourcesT]):
     def wait_cancelled(self, timeout_seconds: float) -> bool:
         """For handlers in threads: wait until asked to end, at most ``timeout_seconds``."""
         return self._cancelled.wait(timeout_seconds)
+
+    def end_if_cancelled(self) -> None:
+        """For handlers in threads: end here when asked to. Raises asyncio.CancelledError."""
+        if self._cancelled.is_set():
+            raise asyncio.CancelledError
 
     def ask_to_end(self) -> None:
         """Called by the runtime; handlers see ``cancelled``."""

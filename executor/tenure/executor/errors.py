@@ -16,7 +16,10 @@ TenureError
     │   ├── CoordinatorUnavailable  the outcome is unknown: repeat the same request
     │   ├── CoordinatorRefused      the request itself was refused
     │   └── NodeGone                this incarnation has ended for the coordinator
-    └── InboxUnavailable          the inbox file cannot be written
+    ├── InboxUnavailable          the inbox file cannot be written
+    ├── BrokerUnavailable         no usable connection to the broker, or no queue on it
+    ├── SettingsInvalid           a setting is missing or contradicts another
+    └── ListenRefused             the address to listen on cannot be had
 """
 
 from tenure.contract.codes import Code, Reason
@@ -128,3 +131,21 @@ class InboxUnavailable(ExecutorError):
     """The inbox file cannot be written, so nothing may be acknowledged."""
 
     code = "inbox_unavailable"
+
+
+class BrokerUnavailable(ExecutorError):
+    """The broker cannot be used, or this incarnation's queue is not there yet."""
+
+    code = "broker_unavailable"
+
+
+class SettingsInvalid(ExecutorError):
+    """The settings cannot be used; the message names them and never a value."""
+
+    code = "settings_invalid"
+
+
+class ListenRefused(ExecutorError):
+    """The address for health and metrics cannot be listened on."""
+
+    code = "listen_refused"

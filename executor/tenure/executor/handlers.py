@@ -1,0 +1,54 @@
+"""Calling user code: coroutines on the event loop, plain functions in a thread each."""
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from tenure.executor.context import Context
+from tenure.executor.declare import HandlerDeclaration
+
+
+async def call(declaration: HandlerDeclaration, input: object, context: Context[Any]) -> object:
+    """Run the handler and give back what it returns. Raises what it raises.
+
+    A cancelled coroutine ends at its next await. A thread cannot be ended: it is told by
+    ``context.cancelled`` and waited for, however long it takes.
+    """
+    try:
+        if declaration.is_async:
+            return await declaration.handler(input, context)
+        return await _in_thread(lambda: declaration.handler(input, context))
+    except SystemExit as error:
+        raise RuntimeError(f"the handler called sys.exit({error.code!r})") from error
+
+
+async def _in_thread(function: Callable[[], object]) -> object:
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    outcome: list[tuple[object, BaseException | None]] = []
+    variables = contextvars.copy_context()
+
+    def tell() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    def run() -> None:
+        try:
+            outcome.append((variables.run(function), None))
+        except BaseException as error:  # noqa: BLE001 - raised again in the waiting task
+            outcome.append((None, error))
+        with suppress(RuntimeError):  # the loop has ended without us
+            loop.call_soon_threadsafe(tell)
+
+    # A daemon: a function that never returns must not keep a drained process from ending.
+    threading.Thread(target=run, name="tenure-handler", daemon=True).start()
+    while not ended.done():
+        with suppress(asyncio.CancelledError):  # ``context.cancelled`` has told the thread
+            await asyncio.shield(ended)
+    value, error = outcome[0]
+    if error is not None:
+        raise error
+    return value

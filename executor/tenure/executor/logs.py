@@ -1,0 +1,50 @@
+"""Log lines on standard error: JSON for machines, colours for a terminal."""
+
+import logging
+import sys
+from typing import Any, Final, Literal
+
+import structlog
+
+_LOUD: Final = ("aio_pika", "aiormq", "httpx2")
+"""They report every failed attempt; ``notices`` says the same once a minute."""
+
+_TRACEBACKS: Final = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+"""Locals hold tokens and payloads."""
+
+
+def configure(log_format: Literal["auto", "console", "json"], level: str) -> None:
+    """Set up structlog, and send what libraries and handlers log by ``logging`` the same way."""
+    console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    if not console:
+        shared.append(structlog.processors.ExceptionRenderer(_TRACEBACKS))
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        if console
+        else structlog.processors.JSONRenderer()
+    )
+    number = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=[*shared, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(number)
+    for name in _LOUD:
+        logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -1,0 +1,358 @@
+"""What happens to one attempt: small named steps over one record, in this order.
+
+    take → check the input → raise the fences → handler → check the output → deliver
+
+Before every step it is asked whether the attempt may still act (LEASE-09). A step that ends the run
+gives an ``Ending``: what is reported, and a word for log and metrics. An output is reported even
+when the authority is over by then: the coordinator judges, and keeps a late one as evidence.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+from uuid import uuid4
+
+import structlog
+from pydantic import ValidationError
+from pydantic_core import to_json
+
+from tenure.contract.codec import encode_json
+from tenure.contract.codes import Reason
+from tenure.contract.errors import InvalidPayload
+from tenure.contract.reports import (
+    MAX_REASON_CHARACTERS,
+    Cancelled,
+    Deliver,
+    Fail,
+    Reject,
+    Report,
+    Take,
+)
+from tenure.contract.states import Effects
+from tenure.executor.clock import Clock
+from tenure.executor.context import Context
+from tenure.executor.core.intake import Assignment
+from tenure.executor.errors import (
+    AuthorityError,
+    ExecutorError,
+    GuardUnavailable,
+    PermanentFailure,
+)
+from tenure.executor.execution import Execution, Stop
+from tenure.executor.guards import Guard
+from tenure.executor.handlers import call
+from tenure.executor.lease import Lease
+from tenure.executor.metrics import ExecutorMetrics
+from tenure.executor.patience import jitter_seconds
+from tenure.executor.reports import Answer
+
+log = structlog.get_logger("tenure.executor")
+
+GUARD_CAP_SECONDS = 2.0
+
+
+class Sending(Protocol):
+    """The stream of reports, as the pipeline uses it."""
+
+    async def send(self, report: Report) -> Answer:
+        """Report and wait for the answer. Raises NodeGone."""
+
+
+class Holding(Protocol):
+    """The renewals, as the pipeline uses them."""
+
+    def hold(self, lease: Lease) -> None:
+        """Renew this lease from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended; ``report`` is None where the coordinator has nothing to learn."""
+
+    outcome: str
+    report: Report | None = None
+
+
+class Pipeline:
+    """The steps; one for the node, shared by all runs."""
+
+    def __init__(
+        self,
+        *,
+        reports: Sending,
+        renewals: Holding,
+        resources: object,
+        clock: Clock,
+        tolerance_seconds: float,
+        output_limit_bytes: int,
+        metrics: ExecutorMetrics,
+        authority_changed: Callable[[], None],
+    ) -> None:
+        self._reports = reports
+        self._renewals = renewals
+        self._resources = resources
+        self._clock = clock
+        self._tolerance_seconds = tolerance_seconds
+        self._output_limit_bytes = output_limit_bytes
+        self._metrics = metrics
+        self._authority_changed = authority_changed
+
+    async def run(self, execution: Execution) -> None:
+        """From the assignment to the answered last report. Raises NodeGone."""
+        ending = await self._work(execution)
+        if ending.report is not None:
+            answer = await self._reports.send(ending.report)
+            reply = answer.reply
+            if reply.outcome != "applied":
+                log.warning(
+                    f"{ending.report.kind} was not applied",
+                    outcome=reply.outcome,
+                    code=reply.code,
+                    message=reply.message,
+                )
+                ending = Ending(f"{ending.outcome}_{reply.outcome}")
+        self._count(execution, ending)
+
+    async def reject(self, assignment: Assignment, reason: Reason) -> None:
+        """Tell the coordinator that another node may have it. Raises NodeGone."""
+        answer = await self._reports.send(_reject(assignment, reason))
+        log.info(
+            "attempt rejected",
+            task_id=assignment.task_id,
+            attempt_id=assignment.attempt_id,
+            task_type=assignment.task_type,
+            reason=reason,
+            outcome=answer.reply.outcome,
+        )
+
+    async def _work(self, execution: Execution) -> Ending:
+        for step in (self._take, self._check_input, self._raise_fences, self._handle):
+            ending = self._interrupted(execution) or await step(execution)
+            if ending is not None:
+                return ending
+        return self._delivery(execution)
+
+    def _interrupted(self, execution: Execution) -> Ending | None:
+        """Why the next step may not begin."""
+        if execution.lease is None:  # nothing has begun; a cancellation comes with the answer
+            if execution.stop is Stop.DRAIN:
+                return Ending("rejected", _reject(execution.assignment, Reason.NODE_DRAINING))
+            return None
+        if execution.stop is not None:
+            return self._stopped(execution)
+        if not execution.lease.may_act():
+            return self._lost(execution, execution.lease.ended or "its time is up")
+        return None
+
+    # The steps, in order --------------------------------------------------------------------------
+
+    async def _take(self, execution: Execution) -> Ending | None:
+        """Accept and start in one commit; nothing begins before the answer."""
+        assignment = execution.assignment
+        answer = await self._reports.send(Take(**_about(assignment)))
+        reply = answer.reply
+        if reply.outcome != "applied" or reply.remaining_seconds is None or not reply.expires_at:
+            log.info("take was not applied", outcome=reply.outcome, code=reply.code)
+            return Ending("not_taken")
+        execution.lease = Lease(
+            task_id=assignment.task_id,
+            attempt_id=assignment.attempt_id,
+            fencing_token=assignment.fencing_token,
+            clock=self._clock,
+            tolerance_seconds=self._tolerance_seconds,
+            sent_at=answer.sent_at,
+            remaining_seconds=reply.remaining_seconds,
+            expires_at=reply.expires_at,
+        )
+        execution.context = Context(
+            lease=execution.lease,
+            task_type=assignment.task_type,
+            resources=self._resources,
+            ordinal=assignment.ordinal,
+        )
+        execution.raw_input = reply.input
+        self._renewals.hold(execution.lease)
+        self._authority_changed()
+        if reply.cancel_requested and execution.stop is None:
+            execution.ask_to_stop(Stop.CANCELLED, asyncio.get_running_loop().time())
+        return None
+
+    async def _check_input(self, execution: Execution) -> Ending | None:
+        try:
+            # As JSON: a strict model takes a date from JSON text, and not from a Python string.
+            execution.input = execution.declaration.task_type.input.model_validate_json(
+                to_json(execution.raw_input)
+            )
+        except ValidationError as error:
+            return self._failed(execution, Reason.INPUT_INVALID, str(error), retryable=False)
+        return None
+
+    async def _raise_fences(self, execution: Execution) -> Ending | None:
+        """Shut older attempts out of every receiver before the handler has control (LEASE-10)."""
+        context = _present(execution.context)
+        if execution.declaration.guards is None:
+            return None
+        try:
+            for guard in execution.declaration.guards(context.resources):
+                await self._raise_fence(guard, execution, context)
+        except AuthorityError as error:
+            return self._lost(execution, str(error))
+        except Exception as error:  # noqa: BLE001 - user code and its receivers: any error is theirs
+            return self._handler_failed(execution, error)
+        return None
+
+    async def _raise_fence(self, guard: Guard, execution: Execution, context: Context[Any]) -> None:
+        failures = 0
+        while True:
+            context.check_authority()
+            if execution.stop is not None:
+                return  # the next step does not begin
+            try:
+                await guard.raise_fence(context)
+            except GuardUnavailable as error:
+                failures += 1
+                log.warning("fence not raised, trying again", error=str(error))
+                await asyncio.sleep(jitter_seconds(failures, cap_seconds=GUARD_CAP_SECONDS))
+            else:
+                return
+
+    async def _handle(self, execution: Execution) -> Ending | None:
+        """Give the handler control, until it ends or was asked to and ended."""
+        context = _present(execution.context)
+        execution.handler = asyncio.create_task(
+            call(execution.declaration, _present(execution.input), context)
+        )
+        with self._metrics.handler_seconds.labels(task_type=execution.assignment.task_type).time():
+            await asyncio.wait({execution.handler})
+        if execution.handler.cancelled():
+            if execution.stop is not None:
+                return self._stopped(execution)
+            return self._failed(execution, Reason.HANDLER_FAILED, "the handler cancelled itself")
+        error = execution.handler.exception()
+        if error is not None:
+            return self._raised(execution, error)
+        execution.output = execution.handler.result()
+        if execution.output is None and execution.stop is not None:
+            return self._stopped(execution)  # a thread that looked, and went home
+        return None
+
+    def _delivery(self, execution: Execution) -> Ending:
+        """The output as a report, when it is what was declared."""
+        declared = execution.declaration.task_type.output
+        try:
+            if not isinstance(execution.output, declared):
+                raise InvalidPayload(
+                    f"the handler returned {type(execution.output).__name__},"
+                    f" not {declared.__name__}."
+                )
+            value = execution.output.model_dump(mode="json", by_alias=True)
+            text = encode_json(value, limit_bytes=self._output_limit_bytes, what="the output")
+            declared.model_validate_json(text)  # what the application will read it with
+        except (InvalidPayload, ValidationError, ValueError, TypeError) as error:
+            return self._failed(execution, Reason.OUTPUT_INVALID, str(error))
+        return Ending("delivered", Deliver(**_about(execution.assignment), output=value))
+
+    # Endings --------------------------------------------------------------------------------------
+
+    def _stopped(self, execution: Execution) -> Ending:
+        match execution.stop:
+            case Stop.CANCELLED:
+                return Ending("cancelled", Cancelled(**_about(execution.assignment)))
+            case Stop.DRAIN:
+                message = "the node's drain limit was reached"
+                return self._cut_short(execution, Reason.NODE_DRAINING, message)
+            case _:
+                lease = execution.lease
+                return self._lost(execution, (lease and lease.ended) or "its time is up")
+
+    def _raised(self, execution: Execution, error: BaseException) -> Ending:
+        if isinstance(error, PermanentFailure):
+            return self._failed(execution, error.reason, error.message, retryable=False)
+        if execution.stop is not None:
+            return self._stopped(execution)
+        if isinstance(error, AuthorityError):
+            return self._lost(execution, str(error))
+        return self._handler_failed(execution, error)
+
+    def _handler_failed(self, execution: Execution, error: BaseException) -> Ending:
+        log.warning(
+            "handler failed",
+            error=type(error).__name__,
+            exc_info=None if isinstance(error, ExecutorError) else error,
+        )
+        return self._failed(
+            execution, Reason.HANDLER_FAILED, f"{type(error).__name__}: {_text(error)}"
+        )
+
+    def _failed(
+        self, execution: Execution, reason: str, message: str, *, retryable: bool = True
+    ) -> Ending:
+        report = Fail(
+            **_about(execution.assignment),
+            reason=_storable(reason, 100) or Reason.HANDLER_FAILED,
+            message=_storable(message, MAX_REASON_CHARACTERS),
+            retryable=retryable,
+        )
+        return Ending(reason if reason in _REASONS else "failed", report)
+
+    def _lost(self, execution: Execution, why: str) -> Ending:
+        """The authority was over before the work was done. Where the lease has run out the
+        coordinator knows already; where a receiver's clock said so it does not."""
+        log.warning("lease_lost", why=why)
+        self._metrics.lease_lost.labels(task_type=execution.assignment.task_type).inc()
+        if execution.lease is None or not execution.lease.may_act():
+            return Ending(Reason.AUTHORITY_LOST)
+        return self._cut_short(execution, Reason.AUTHORITY_LOST, f"authority lost: {why}")
+
+    def _cut_short(self, execution: Execution, reason: Reason, message: str) -> Ending:
+        """Ended in the middle of its work. What an unguarded handler has done by then nobody can
+        tell: its lease runs out, and the task waits for a person (STATE-05)."""
+        if execution.declaration.effects is Effects.UNGUARDED:
+            return Ending(reason)
+        return self._failed(execution, reason, message)
+
+    def _count(self, execution: Execution, ending: Ending) -> None:
+        self._metrics.attempts.labels(
+            task_type=execution.assignment.task_type, outcome=ending.outcome
+        ).inc()
+        log.debug("attempt ended here", outcome=ending.outcome)
+
+
+_REASONS = frozenset(reason.value for reason in Reason)
+
+
+def _about(assignment: Assignment) -> dict[str, Any]:
+    """What every report about an attempt begins with; its id is new."""
+    return {
+        "report_id": str(uuid4()),
+        "task_id": assignment.task_id,
+        "attempt_id": assignment.attempt_id,
+        "fencing_token": assignment.fencing_token,
+    }
+
+
+def _reject(assignment: Assignment, reason: Reason) -> Reject:
+    return Reject(**_about(assignment), reason=reason)
+
+
+def _storable(text: str, limit: int) -> str:
+    """Text that the coordinator can store: no \\u0000, no lone surrogate, not too long."""
+    return (
+        text.encode("utf-8", "replace")
+        .decode()
+        .replace("\x00", "\N{REPLACEMENT CHARACTER}")[:limit]
+    )
+
+
+def _text(error: BaseException) -> str:
+    with contextlib.suppress(Exception):  # a __str__ of the user's may fail itself
+        return str(error)
+    return "(its message cannot be shown)"
+
+
+def _present(value: Any) -> Any:
+    """A field that an earlier step has filled in."""
+    assert value is not None
+    return value

@@ -1,0 +1,148 @@
+"""Runs an executor: puts the process together, keeps an incarnation alive, drains at a signal."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final
+from uuid import uuid4
+
+import structlog
+
+from tenure.contract.ids import IncarnationId
+from tenure.executor import logs
+from tenure.executor.app import Executor
+from tenure.executor.clock import counts_suspend, system_clock
+from tenure.executor.config import ExecutorSettings
+from tenure.executor.errors import DeclarationError, NodeGone
+from tenure.executor.http import Coordinator
+from tenure.executor.inbox import Inbox, inbox_path
+from tenure.executor.metrics import ExecutorMetrics
+from tenure.executor.patience import Condition
+from tenure.executor.session import Ended, Session, Stopping, Surroundings
+from tenure.executor.status import StatusPages, serve
+
+REJOIN_AFTER_SECONDS: Final = 60.0
+"""A node that was heard more lately than this and is gone was replaced by another process."""
+_INBOX_STOP_SECONDS: Final = 5.0
+
+log = structlog.get_logger("tenure.executor")
+
+
+async def run(app: Executor, settings: ExecutorSettings) -> None:
+    """Run until SIGTERM or SIGINT, drain, and return; a second signal cuts the drain short.
+
+    Servers that are away are waited for. Raises DeclarationError for an executor without handlers,
+    ListenRefused, NodeGone when another process took this node's name, and what the application's
+    lifespan raises.
+    """
+    logs.configure(settings.log_format, settings.log_level)
+    stopping = Stopping(settings.drain_seconds)
+    with _signals(stopping.ask):
+        await run_until(app, settings, stopping)
+
+
+async def run_until(app: Executor, settings: ExecutorSettings, stopping: Stopping) -> None:
+    """As ``run``, without signals and logging of its own: until ``stopping`` is asked."""
+    if not app.handlers:
+        raise DeclarationError(
+            f"executor {app.name!r} has no handlers.", next_step="Declare one with @app.task(...)."
+        )
+    if not counts_suspend():
+        log.warning("no clock here counts suspended time: the wall clock is watched beside it")
+    metrics = ExecutorMetrics()
+    conditions = (Condition("the coordinator"), Condition("the broker"))
+    incarnation = IncarnationId(str(uuid4()))
+    node_id = settings.node_id(app.name, incarnation)
+    pages = StatusPages(
+        not_ready=lambda: _not_ready(conditions, stopping),
+        metrics=lambda: metrics.render(
+            [(name, each.usable) for name, each in zip(_SERVERS, conditions, strict=True)]
+        ),
+    )
+    inbox = Inbox(
+        inbox_path(settings.state_dir, node_id),
+        retention_seconds=settings.inbox_retention_seconds,
+        on_replaced=metrics.inbox_replaced.inc,
+        keep=settings.node is not None,
+    )
+    coordinator = Coordinator(settings.url, settings.token.get_secret_value())
+    async with _listening(settings.listen_address, pages), app.open_resources() as resources:
+        inbox.start()
+        around = Surroundings(
+            settings=settings,
+            handlers=app.handlers,
+            software=f"{app.name} {app.version}",
+            resources=resources,
+            coordinator=coordinator,
+            inbox=inbox,
+            clock=system_clock(),
+            metrics=metrics,
+            coordinator_condition=conditions[0],
+            broker_condition=conditions[1],
+        )
+        try:
+            while True:
+                session = Session(around, node_id=node_id, incarnation=incarnation)
+                ended = await session.run(stopping)
+                if ended is Ended.DRAINED or stopping.asked:
+                    break
+                _check_rejoin(session, node_id)
+                incarnation = IncarnationId(str(uuid4()))
+        finally:
+            await inbox.stop(_INBOX_STOP_SECONDS)
+            await coordinator.close()
+    log.info("executor ended", node_id=node_id)
+
+
+_SERVERS: Final = ("coordinator", "broker")
+
+
+def _check_rejoin(session: Session, node_id: str) -> None:
+    """After a long silence the coordinator has given the node up, and it may come back under a new
+    incarnation. Otherwise somebody else has its name, and coming back would end *their* work."""
+    silent_seconds = session.silent_seconds()
+    if silent_seconds < REJOIN_AFTER_SECONDS:
+        raise NodeGone(
+            f"the coordinator has ended this start of node {node_id!r} while it was in touch.",
+            next_step="Another process runs under the same name: give each its own TENURE_NODE.",
+        )
+    log.warning(
+        "given up by the coordinator after a silence, joining again",
+        silent_seconds=round(silent_seconds),
+    )
+
+
+def _not_ready(conditions: tuple[Condition, ...], stopping: Stopping) -> str:
+    if stopping.asked:
+        return "draining"
+    return "; ".join(
+        f"{each.name}: {each.error.code} {each.error}" for each in conditions if each.error
+    )
+
+
+@asynccontextmanager
+async def _listening(address: tuple[str, int] | None, pages: StatusPages) -> AsyncIterator[None]:
+    if address is None:
+        yield
+        return
+    server = await serve(address, pages)
+    host, port = server.sockets[0].getsockname()[:2]
+    log.info("health and metrics", listen=f"{host}:{port}")
+    try:
+        yield
+    finally:
+        server.close()
+
+
+@contextmanager
+def _signals(handler: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,382 @@
+"""One incarnation of the node: from its registration to its end.
+
+Makes the parts that belong to the incarnation and runs them together. Everything else (settings,
+clients, inbox, metrics, the application's resources) outlives it and is passed in.
+"""
+
+import asyncio
+import random
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+import structlog
+
+from tenure.contract.ids import AttemptId, IncarnationId, NodeId
+from tenure.contract.reports import (
+    PROTOCOL_VERSIONS,
+    DrainRequest,
+    Registration,
+    RegistrationReply,
+)
+from tenure.executor.clock import Clock
+from tenure.executor.config import ExecutorSettings
+from tenure.executor.consumer import Consumer
+from tenure.executor.declare import HandlerDeclaration
+from tenure.executor.errors import (
+    CoordinatorError,
+    CoordinatorRefused,
+    CoordinatorUnavailable,
+    InboxUnavailable,
+    NodeGone,
+)
+from tenure.executor.execution import Stop
+from tenure.executor.http import Coordinator, RenewingCoordinator
+from tenure.executor.inbox import Inbox
+from tenure.executor.metrics import ExecutorMetrics
+from tenure.executor.patience import Condition, jitter_seconds, retrying
+from tenure.executor.pipeline import Pipeline
+from tenure.executor.reception import Reception
+from tenure.executor.renewals import Heard, Renewer
+from tenure.executor.reports import ReportStream
+from tenure.executor.work import Work
+
+RENEWAL_SECONDS: Final = (0.5, 5.0)
+"""Shortest and longest time that a renewal request may take."""
+LAST_WORDS_SECONDS: Final = 5.0
+"""For the reports of handlers that were ended by the drain limit, and for saying goodbye."""
+SHORT_DRAIN_SECONDS: Final = 3.0
+"""What remains of the drain limit after a second signal."""
+
+log = structlog.get_logger("tenure.executor")
+
+
+class Ended(Enum):
+    """Why a session ended."""
+
+    DRAINED = auto()
+    NODE_GONE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What outlives an incarnation."""
+
+    settings: ExecutorSettings
+    handlers: Mapping[str, HandlerDeclaration]
+    software: str
+    resources: object
+    coordinator: Coordinator
+    inbox: Inbox
+    clock: Clock
+    metrics: ExecutorMetrics
+    coordinator_condition: Condition
+    broker_condition: Condition
+
+
+class Stopping:
+    """Asked to drain, and when the drain has to be over."""
+
+    def __init__(self, drain_seconds: float) -> None:
+        self._drain_seconds = drain_seconds
+        self._asked = asyncio.Event()
+        self._hurried = asyncio.Event()
+
+    def ask(self) -> None:
+        """Drain; asked again: soon."""
+        if self._asked.is_set():
+            self._hurried.set()
+        self._asked.set()
+
+    @property
+    def asked(self) -> bool:
+        """Whether the process is to end."""
+        return self._asked.is_set()
+
+    async def wait(self) -> None:
+        """Until asked."""
+        await self._asked.wait()
+
+    async def limit(self) -> None:
+        """Until the drain limit is reached, counted from now."""
+        hurried = asyncio.create_task(self._hurried.wait())
+        try:
+            await asyncio.wait({hurried}, timeout=self._drain_seconds)
+            if self._hurried.is_set():
+                await asyncio.sleep(min(SHORT_DRAIN_SECONDS, self._drain_seconds))
+        finally:
+            hurried.cancel()
+
+
+class Session:
+    """``run`` until drained or gone."""
+
+    def __init__(
+        self, around: Surroundings, *, node_id: NodeId, incarnation: IncarnationId
+    ) -> None:
+        self._around = around
+        self._node_id = node_id
+        self._incarnation = incarnation
+        settings = around.settings
+        self._registration = Registration(
+            node_id=node_id,
+            incarnation=incarnation,
+            protocol_version=PROTOCOL_VERSIONS[1],
+            software=around.software,
+            slots=settings.slots,
+            resources=settings.resources,
+            task_types=tuple(each.to_wire() for each in around.handlers.values()),
+        )
+        self._register_again = asyncio.Event()
+        self._compare_now = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._drained_by_operator = False
+        self._renewer: Renewer | None = None
+
+    def silent_seconds(self) -> float:
+        """Since the coordinator was last heard by a heartbeat; 0 before the first."""
+        return 0.0 if self._renewer is None else self._renewer.silent_seconds()
+
+    async def run(self, stopping: Stopping) -> Ended:
+        """Register, work, drain. Raises what only a person can mend."""
+        registering = asyncio.create_task(self._register())
+        asked = asyncio.create_task(stopping.wait())
+        try:
+            await asyncio.wait({registering, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if not registering.done():
+                return Ended.DRAINED  # nothing was begun
+            reply = await registering
+        except NodeGone:
+            return Ended.NODE_GONE
+        finally:
+            registering.cancel()
+            asked.cancel()
+        log.info(
+            "registered",
+            node_id=self._node_id,
+            incarnation=self._incarnation,
+            slots=self._around.settings.slots,
+            task_types=sorted(self._around.handlers),
+            lease_seconds=reply.lease.duration_seconds,
+        )
+        return await self._work(reply, stopping)
+
+    async def _register(self) -> RegistrationReply:
+        condition = self._around.coordinator_condition
+
+        async def register() -> RegistrationReply:
+            try:
+                return await self._around.coordinator.register(self._registration)
+            except CoordinatorRefused as error:
+                # A person may mend it at the other end: a token, an upgrade.
+                raise CoordinatorUnavailable(
+                    f"the coordinator refuses the registration: {error}", code=error.code
+                ) from error
+
+        reply: RegistrationReply = await retrying(condition, CoordinatorUnavailable)(register)
+        condition.well()
+        return reply
+
+    async def _work(self, reply: RegistrationReply, stopping: Stopping) -> Ended:
+        around, settings = self._around, self._around.settings
+        around.inbox.begin(self._incarnation)
+        reports = ReportStream(
+            around.coordinator,
+            node_id=self._node_id,
+            incarnation=self._incarnation,
+            clock=around.clock,
+            condition=around.coordinator_condition,
+            metrics=around.metrics,
+            on_unknown_node=self._register_again.set,
+        )
+        work = Work(
+            around.handlers,
+            slots=settings.slots,
+            metrics=around.metrics,
+            ended=self._attempt_ended,
+        )
+        shortest, longest = RENEWAL_SECONDS
+        interval = reply.lease.renewal_interval_seconds
+        renewer = self._renewer = Renewer(
+            RenewingCoordinator(
+                settings.url,
+                settings.token.get_secret_value(),
+                timeout_seconds=max(shortest, min(longest, interval)),
+            ),
+            node_id=self._node_id,
+            incarnation=self._incarnation,
+            interval_seconds=interval,
+            clock=around.clock,
+            condition=around.coordinator_condition,
+            metrics=around.metrics,
+            heard=Heard(
+                lease_refused=lambda _: work.look_again(),
+                cancel_requested=work.cancel,
+                unknown_node=self._register_again.set,
+                node_gone=self._gone.set,
+                draining=self._operator_drains,
+            ),
+            loop=asyncio.get_running_loop(),
+        )
+        work.use(
+            Pipeline(
+                reports=reports,
+                renewals=renewer,
+                resources=around.resources,
+                clock=around.clock,
+                tolerance_seconds=reply.lease.clock_tolerance_seconds,
+                output_limit_bytes=settings.output_limit_bytes,
+                metrics=around.metrics,
+                authority_changed=work.look_again,
+            )
+        )
+        reception = Reception(
+            incarnation=self._incarnation,
+            task_types=around.handlers.keys(),
+            inbox=around.inbox,
+            work=work,
+            metrics=around.metrics,
+        )
+        consumer = Consumer(
+            settings.broker_url.get_secret_value(),
+            queue=reply.queue,
+            prefetch=min(500, 2 * settings.slots + 16),
+            receive=reception.messages,
+            queue_missing=self._register_again.set,
+            consuming=self._compare_now.set,
+            condition=around.broker_condition,
+            metrics=around.metrics,
+        )
+        renewer.start()
+        loops = [
+            asyncio.create_task(loop)
+            for loop in (
+                reports.run(),
+                work.watch(),
+                consumer.run(),
+                self._compare(reception),
+                self._register_when_asked(),
+            )
+        ]
+        try:
+            await self._until_stopped(loops, stopping)
+            if self._gone.is_set():
+                return Ended.NODE_GONE
+            await self._drain(work, consumer, stopping)
+            return Ended.DRAINED
+        finally:
+            work.stop_all(Stop.AUTHORITY)
+            await work.abandon()
+            for loop in loops:
+                loop.cancel()
+            await asyncio.gather(*loops, return_exceptions=True)
+            await renewer.stop(LAST_WORDS_SECONDS)
+
+    async def _until_stopped(self, loops: list[asyncio.Task[None]], stopping: Stopping) -> None:
+        """Until asked to drain, or gone. A loop that ends by itself has a fault: it is raised."""
+        signals = [
+            asyncio.create_task(stopping.wait()),
+            asyncio.create_task(self._gone.wait()),
+        ]
+        try:
+            await asyncio.wait({*loops, *signals}, return_when=asyncio.FIRST_COMPLETED)
+            for loop in loops:
+                if loop.done() and not self._gone.is_set():
+                    loop.result()
+                    self._gone.set()  # the reports were told so
+        finally:
+            for signal in signals:
+                signal.cancel()
+
+    async def _drain(self, work: Work, consumer: Consumer, stopping: Stopping) -> None:
+        """Nothing new; hand back what has not started; let what runs go on under renewals until
+        the limit; say goodbye (OPS-03)."""
+        log.info("draining", drain_seconds=self._around.settings.drain_seconds)
+        telling = asyncio.create_task(self._tell(gone=False))
+        limit = asyncio.create_task(stopping.limit())
+        idle = asyncio.create_task(work.idle())
+        try:
+            work.drain()
+            consumer.stop()
+            await asyncio.wait({idle, limit}, return_when=asyncio.FIRST_COMPLETED)
+            if not idle.done():
+                log.warning("drain limit reached, ending what still runs")
+                work.stop_all(Stop.DRAIN)
+                await asyncio.wait({idle}, timeout=LAST_WORDS_SECONDS)
+            await asyncio.wait({telling}, timeout=LAST_WORDS_SECONDS)
+        finally:
+            for task in (telling, limit, idle):
+                task.cancel()
+        goodbye = asyncio.create_task(self._tell(gone=True))
+        await asyncio.wait({goodbye}, timeout=LAST_WORDS_SECONDS)
+        goodbye.cancel()
+        log.info("drained", everything_ended=idle.done())
+
+    async def _tell(self, *, gone: bool) -> None:
+        """Tell the coordinator that this incarnation drains, or ends; until it is answered."""
+        request = DrainRequest(incarnation=self._incarnation, gone=gone)
+        failures = 0
+        while True:
+            try:
+                await self._around.coordinator.drain(self._node_id, request)
+            except CoordinatorUnavailable as error:
+                self._around.coordinator_condition.trouble(error)
+                failures += 1
+                await asyncio.sleep(jitter_seconds(failures, cap_seconds=1.0))
+            except CoordinatorError as error:
+                log.warning("the coordinator refused the drain", code=error.code, error=str(error))
+                return
+            else:
+                return
+
+    async def _compare(self, reception: Reception) -> None:
+        """Ask what this incarnation should have: after a reconnect, and again and again."""
+        while True:
+            try:
+                listed = await self._around.coordinator.assignments(
+                    self._node_id, self._incarnation
+                )
+                await reception.listed(listed.assignments)
+            except NodeGone:
+                self._gone.set()
+            except CoordinatorRefused as error:
+                log.warning("the comparison was refused", code=error.code, error=str(error))
+                self._register_again.set()
+            except CoordinatorError as error:
+                self._around.coordinator_condition.trouble(error)
+            except InboxUnavailable as error:
+                log.error("the comparison cannot be stored", error=str(error))
+            await _wait(self._compare_now, self._around.settings.comparison_seconds)
+
+    async def _register_when_asked(self) -> None:
+        """The queue is missing or the node is not known: register again, same incarnation."""
+        failures = 0
+        while True:
+            await self._register_again.wait()
+            await asyncio.sleep(jitter_seconds(failures, cap_seconds=5.0))
+            self._register_again.clear()
+            failures = failures + 1 if failures < 6 else 6
+            try:
+                await self._register()
+            except NodeGone:
+                self._gone.set()
+
+    def _operator_drains(self) -> None:
+        if not self._drained_by_operator:
+            self._drained_by_operator = True
+            log.info("drained by the coordinator: nothing new comes until the next start")
+
+    def _attempt_ended(self, attempt_id: AttemptId) -> None:
+        if self._renewer is not None:
+            self._renewer.let_go(attempt_id)
+        self._around.inbox.close_attempt(attempt_id)
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """Until the event, or about that time; the event is cleared."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds * random.uniform(0.8, 1.2)):
+            await event.wait()
+    event.clear()

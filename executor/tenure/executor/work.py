@@ -1,0 +1,216 @@
+"""What runs on this node: the slots, the runs in them, and the watchdog over their authority."""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Final, Protocol
+
+import structlog
+from structlog.contextvars import bound_contextvars
+
+from tenure.contract.codes import Reason
+from tenure.contract.ids import AttemptId
+from tenure.executor.core.intake import Assignment
+from tenure.executor.declare import HandlerDeclaration
+from tenure.executor.errors import NodeGone
+from tenure.executor.execution import Execution, Stop
+from tenure.executor.metrics import ExecutorMetrics
+
+WATCH_SECONDS: Final = 1.0
+"""Longest sleep of the watchdog: its timer does not count suspended time, the deadlines do."""
+NUDGE_SECONDS: Final = 5.0
+"""How often a handler that goes on after it was asked to end is asked again."""
+LEAVING_SECONDS: Final = 2.0
+REMEMBERED: Final = 10_000
+
+log = structlog.get_logger("tenure.executor")
+
+
+class Running(Protocol):
+    """The pipeline, as this module uses it."""
+
+    async def run(self, execution: Execution) -> None:
+        """One attempt from its assignment to its answered last report. Raises NodeGone."""
+
+    async def reject(self, assignment: Assignment, reason: Reason) -> None:
+        """Hand an assignment back. Raises NodeGone."""
+
+
+class Work:
+    """Starts, cancels and drains runs. At most ``slots`` run at once; the coordinator counts too,
+    so assignments wait here only while a handler stays beyond its authority."""
+
+    def __init__(
+        self,
+        handlers: Mapping[str, HandlerDeclaration],
+        *,
+        slots: int,
+        metrics: ExecutorMetrics,
+        ended: Callable[[AttemptId], None],
+    ) -> None:
+        self._handlers = handlers
+        self._free = slots
+        self._metrics = metrics
+        self._ended = ended
+        self._pipeline: Running | None = None
+        self._waiting: deque[Assignment] = deque()
+        self._executions: dict[AttemptId, Execution] = {}
+        self._recent: OrderedDict[AttemptId, None] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.draining = False
+        metrics.slots.set(slots)
+
+    def use(self, pipeline: Running) -> None:
+        """The pipeline needs this module's wake-up, so it is made second."""
+        self._pipeline = pipeline
+
+    def knows(self, attempt_id: AttemptId) -> bool:
+        """Whether the attempt was started here, by this process."""
+        return attempt_id in self._recent
+
+    def start(self, assignment: Assignment) -> None:
+        """Run an assignment that the inbox has stored, as soon as a slot is free."""
+        self._recent[assignment.attempt_id] = None
+        if len(self._recent) > REMEMBERED:
+            self._recent.popitem(last=False)
+        self._waiting.append(assignment)
+        self._fill_slots()
+
+    def reject(self, assignment: Assignment, reason: Reason) -> None:
+        """Hand an assignment back to the coordinator."""
+        self._spawn(self._reject(assignment, reason))
+
+    def cancel(self, attempt_id: AttemptId) -> None:
+        """The task is no longer wanted: end the handler; the pipeline confirms."""
+        execution = self._executions.get(attempt_id)
+        if execution is not None and execution.stop is None:
+            log.info("cancellation asked for", attempt_id=attempt_id)
+            execution.ask_to_stop(Stop.CANCELLED, self._now())
+
+    def look_again(self) -> None:
+        """A lease was granted, refused or is over: the watchdog judges now."""
+        self._changed.set()
+
+    def drain(self) -> None:
+        """Start nothing more; hand back what has not started. What runs goes on."""
+        self.draining = True
+        while self._waiting:
+            assignment = self._waiting.popleft()
+            self._ended(assignment.attempt_id)
+            self.reject(assignment, Reason.NODE_DRAINING)
+
+    def stop_all(self, stop: Stop) -> None:
+        """Ask every run to end."""
+        for execution in self._executions.values():
+            if execution.stop is None:
+                execution.ask_to_stop(stop, self._now())
+
+    async def idle(self) -> None:
+        """Wait until nothing runs and nothing waits."""
+        await self._idle.wait()
+
+    async def abandon(self) -> None:
+        """End all runs without further reports. What handlers do on their way out is waited for
+        a while, so that the resources they use are still open."""
+        self._waiting.clear()
+        handlers = [each.handler for each in self._executions.values() if each.handler is not None]
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if handlers:
+            await asyncio.wait(handlers, timeout=LEAVING_SECONDS)
+
+    async def watch(self) -> None:
+        """The watchdog: ends handlers before their authority ends, with the network down too
+        (LEASE-09). Until cancelled."""
+        while True:
+            self._changed.clear()
+            pause = self._judge(self._executions.values())
+            try:
+                async with asyncio.timeout(pause):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass  # time to look
+
+    def _judge(self, executions: Iterable[Execution]) -> float:
+        """End what may act no longer; seconds until the next deadline, WATCH_SECONDS at most."""
+        pause = WATCH_SECONDS
+        now = self._now()
+        for execution in executions:
+            lease = execution.lease
+            if lease is None or not execution.handler_runs:
+                continue
+            if execution.stop is not None:
+                if now - execution.stop_asked_at >= NUDGE_SECONDS:
+                    self._nudge(execution, now)
+            elif lease.may_act():
+                pause = min(pause, lease.remaining_seconds())
+            else:
+                execution.ask_to_stop(Stop.AUTHORITY, now)
+        return max(0.001, pause)
+
+    def _nudge(self, execution: Execution, now: float) -> None:
+        log.warning(
+            "the handler goes on although it was asked to end",
+            attempt_id=execution.assignment.attempt_id,
+            task_type=execution.assignment.task_type,
+            asked_because=execution.stop,
+        )
+        execution.ask_to_stop(execution.stop or Stop.AUTHORITY, now)
+
+    def _fill_slots(self) -> None:
+        while self._waiting and self._free > 0:
+            assignment = self._waiting.popleft()
+            execution = Execution(assignment, self._handlers[assignment.task_type])
+            self._executions[assignment.attempt_id] = execution
+            self._free -= 1
+            self._metrics.slots_used.inc()
+            self._spawn(self._run(execution))
+
+    async def _run(self, execution: Execution) -> None:
+        assignment = execution.assignment
+        assert self._pipeline is not None
+        with bound_contextvars(
+            task_id=assignment.task_id,
+            attempt_id=assignment.attempt_id,
+            task_type=assignment.task_type,
+            fencing_token=assignment.fencing_token,
+        ):
+            try:
+                await self._pipeline.run(execution)
+            except NodeGone:
+                log.info("the attempt's outcome is nobody's any more: the node is gone")
+            except Exception:
+                log.exception("the run ended by a fault; its lease will run out")
+            finally:
+                if execution.handler is not None:
+                    execution.handler.cancel()
+                del self._executions[assignment.attempt_id]
+                self._ended(assignment.attempt_id)
+                self._free += 1
+                self._metrics.slots_used.dec()
+                self._fill_slots()
+
+    async def _reject(self, assignment: Assignment, reason: Reason) -> None:
+        assert self._pipeline is not None
+        try:
+            await self._pipeline.reject(assignment, reason)
+        except NodeGone:
+            log.info("nothing to hand back: the node is gone", attempt_id=assignment.attempt_id)
+
+    def _spawn(self, coroutine: Coroutine[object, None, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        self._idle.clear()
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not self._tasks:
+            self._idle.set()
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
