@@ -24,7 +24,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -50,6 +50,7 @@ RABBITMQ_IMAGE = os.environ.get("TENURE_TEST_RABBITMQ_IMAGE", "rabbitmq:4.0-mana
 _DATABASE_URL = "TENURE_TEST_DATABASE_URL"
 _BROKER_URL = "TENURE_TEST_BROKER_URL"
 _MANAGEMENT_URL = "TENURE_TEST_BROKER_MANAGEMENT_URL"
+_LABEL = "tenure.test-session"
 _DEFAULT_SOCKET = "/var/run/docker.sock"
 
 
@@ -132,7 +133,7 @@ def session_directory() -> Iterator[Path]:
         raise pytest.UsageError(f"{base} belongs to somebody else.")
     with (base / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # nobody sweeps a folder that is not locked yet
-        abandoned = [entry for entry in base.iterdir() if entry.is_dir() and _sweepable(entry)]
+        abandoned = [entry for entry in base.iterdir() if entry.is_dir() and _abandoned(entry)]
         path = base / f"{os.getpid()}-{secrets.token_hex(2)}"
         path.mkdir(mode=0o711)
         state = StateDirectory(path)
@@ -146,7 +147,10 @@ def session_directory() -> Iterator[Path]:
         state.release()
 
 
-def _sweepable(session: Path) -> bool:
+def _abandoned(session: Path) -> bool:
+    """True when the run that this folder belongs to has ended."""
+    if not session.exists():
+        return True
     state = StateDirectory(session)
     try:
         state.acquire()
@@ -221,7 +225,11 @@ async def database_server(backend: Backend, directory: Path) -> AsyncIterator[st
             f"-c {name}={value}" for name, value in POSTGRES_SETTINGS.items()
         )
         async with _container(
-            POSTGRES_IMAGE, {"POSTGRES_PASSWORD": password}, (5432,), command=command
+            directory,
+            POSTGRES_IMAGE,
+            {"POSTGRES_PASSWORD": password},
+            (5432,),
+            command=command,
         ) as (host, ports):
             url = f"postgresql://postgres:{password}@{host}:{ports[5432]}/postgres"
             # The log's "ready" is first said by a server for the image's own set-up, so log in.
@@ -241,7 +249,11 @@ async def broker_server(backend: Backend, directory: Path) -> AsyncIterator[Brok
         password = secrets.token_urlsafe(12)
         environment = {"RABBITMQ_DEFAULT_USER": "tenure", "RABBITMQ_DEFAULT_PASS": password}
         async with _container(
-            RABBITMQ_IMAGE, environment, (5672, 15672), ready="Server startup complete"
+            directory,
+            RABBITMQ_IMAGE,
+            environment,
+            (5672, 15672),
+            ready="Server startup complete",
         ) as (host, ports):
             login = f"tenure:{quote(password, safe='')}@{host}"
             yield BrokerServer(
@@ -251,6 +263,7 @@ async def broker_server(backend: Backend, directory: Path) -> AsyncIterator[Brok
 
 @asynccontextmanager
 async def _container(
+    session: Path,
     image: str,
     environment: dict[str, str],
     ports: tuple[int, ...],
@@ -261,10 +274,20 @@ async def _container(
     """A running container: its host, and the host's port for each of its ports."""
     # The reaper is an image of its own that may be absent. Read at import.
     os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
+    import docker
     from testcontainers.core.container import DockerContainer
     from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
-    container = DockerContainer(image).with_envs(**environment).with_exposed_ports(*ports)
+    with closing(docker.from_env()) as client:
+        for old in client.containers.list(all=True, filters={"label": _LABEL}):
+            # A killed run could not remove its containers.
+            host, _, folder = old.labels[_LABEL].partition(":")
+            if host == socket.gethostname() and _abandoned(Path(folder)):
+                old.remove(force=True, v=True)
+    container = DockerContainer(image).with_kwargs(
+        labels={_LABEL: f"{socket.gethostname()}:{session}"}
+    )
+    container = container.with_envs(**environment).with_exposed_ports(*ports)
     if command is not None:
         container = container.with_command(command)
     if ready is not None:
