@@ -228,9 +228,15 @@ async def test_a_stale_pid_file_with_a_live_number_does_not_keep_the_server_down
         lines = pid_file.read_text().split("\n")
         server.kill()
         # The number now belongs to somebody else, whom nobody may end.
-        pid_file.write_text("\n".join([str(os.getpid()), *lines[1:]]))
-        await server.start()
-        assert await numbers(server) == [1]
+        somebody = await asyncio.create_subprocess_exec("sleep", "600")
+        try:
+            pid_file.write_text("\n".join([str(somebody.pid), *lines[1:]]))
+            await server.start()
+            assert await numbers(server) == [1]
+            assert somebody.returncode is None
+        finally:
+            somebody.kill()
+            await somebody.wait()
 
 
 async def test_a_server_ends_when_its_owner_is_killed(folder: Path) -> None:
