@@ -35,7 +35,7 @@ from tenure.coordinator.reconciler import Reconciler
 from tenure.coordinator.scheduler import Scheduler
 from tenure.coordinator.store import migrate
 from tenure.coordinator.store.errors import DatabaseUnreachable
-from tenure.coordinator.store.postgres import Pool, open_pool
+from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError, open_pool
 from tenure.coordinator.store.reading import PoolReader
 from tenure.coordinator.store.reads import Reads
 from tenure.coordinator.sweeper import Sweeper
@@ -112,10 +112,11 @@ class Coordinator:
         self._authority.on_commit(self._waiters.on_commit)
         self._authority.on_commit(self._broker.on_commit)
         self._scrape = Scrape(self.metrics, reads.figures)
+        self._reconciler = Reconciler(commits)
         self._loops: dict[str, Loop] = {
             "scheduler": Scheduler(commits, self._authority),
             "sweeper": Sweeper(commits, self._authority),
-            "reconciler": Reconciler(commits),
+            "reconciler": self._reconciler,
         }
         self._http = HttpServer(
             self._application(reads, node_reads),
@@ -123,7 +124,7 @@ class Coordinator:
             drain_seconds=settings.drain_seconds,
         )
         self._spawn("lanes", self._authority.run())
-        self._spawn("database watch", self._watch_database())
+        self._spawn("database watch", self._watch_database(node_reads))
         self._spawn("broker", self._broker.run())
         self._spawn("tail", self._waiters.run())
         for name, loop in self._loops.items():
@@ -227,28 +228,41 @@ class Coordinator:
         await self._schema_usable.wait()
         await loop.run()
 
-    async def _watch_database(self) -> None:
+    async def _watch_database(self, reads: Reads) -> None:
         """Log in, compare the schema with this program's, again and again."""
         url = self._settings.database_url.get_secret_value()
         while True:
             try:
                 (await migrate.status(url)).check()
+                self._schema_usable.set()
+                await self._check_authority(reads)
             except TenureError as error:
                 self._database.not_usable(error)
+            except (PostgresError, *ConnectionLost) as error:
+                self._database.not_usable(DatabaseUnreachable(f"The database went away: {error}."))
             else:
                 self._database.usable()
-                self._schema_usable.set()
             await asyncio.sleep(DATABASE_CHECK_SECONDS * random.uniform(0.5, 1.0))
+
+    async def _check_authority(self, reads: Reads) -> None:
+        if not await reads.authority_confirmed():
+            raise TenureError(
+                "The running database server is not the one this authority was opened on.",
+                next_step="An operator decides what this database is.",
+                code=Code.AUTHORITY_UNCONFIRMED,
+            )
 
     def _check_usable(self) -> None:
         """Raises what keeps every request from being served.
 
         A database that is away for a moment does not: requests wait for it until their deadline.
+        Nor does an authority in doubt: reads are answered, and every commit is refused by itself.
         """
         error = self._database.error
-        if error is None or (
-            isinstance(error, DatabaseUnreachable) and self._schema_usable.is_set()
-        ):
+        passing = isinstance(error, DatabaseUnreachable | Unavailable)
+        if error is None or (passing and self._schema_usable.is_set()):
+            return
+        if error.code == Code.AUTHORITY_UNCONFIRMED:
             return
         if error.code in (Code.NOT_MIGRATED, Code.SCHEMA_TOO_NEW):
             raise TenureError(error.message, next_step=error.next_step, code=error.code)
@@ -267,6 +281,7 @@ class Coordinator:
         for name, loop in self._loops.items():
             if loop.last_run_at is not None:
                 self.metrics.set_last_run(name, now - loop.last_run_at)
+        self.metrics.set_sent_again(self._reconciler.sent_again)
         self.metrics.set_waiters(len(self._waiters))
         self.metrics.set_broker_connected(self._broker_condition.error is None)
         return Response(self.metrics.text(), media_type=CONTENT_TYPE)

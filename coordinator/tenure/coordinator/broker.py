@@ -50,6 +50,8 @@ COMPARISONS_PER_CHECK: Final = 3
 DECLARE_WAIT_SECONDS: Final = 1.0
 DEAD_LETTER_PREFETCH: Final = 50
 _BACK_OFF_CAP_SECONDS: Final = 5.0
+_DEATHS: Final = frozenset({"rejected", "expired", "maxlen", "delivery_limit"})
+"""Reasons that a broker gives; anybody may write others into a message."""
 
 _Lost = (AMQPError, OSError, TimeoutError, RuntimeError)
 """What a lost or refused operation looks like; aio-pika shows a closed channel as RuntimeError."""
@@ -98,6 +100,11 @@ class Broker:
                 if _cancelled_by_us():
                     raise
                 self._condition.not_usable(refusal(error))
+            except Exception as error:
+                # No state depends on the broker: a fault here must not stop the authority.
+                log.exception("the broker's topology cannot be kept")
+                self._condition.not_usable(refusal(error))
+                await asyncio.sleep(random.uniform(0.5, 1.5))
             finally:
                 await self._disconnect()
 
@@ -295,7 +302,8 @@ def _history(message: AbstractIncomingMessage) -> dict[str, str]:
     deaths = message.headers.get("x-death")
     death = deaths[0] if isinstance(deaths, list) and deaths else {}
     details = cast("dict[str, object]", death) if isinstance(death, dict) else {}
+    reason = str(details.get("reason"))
     return {
-        "reason": str(details.get("reason", "unknown")),
+        "reason": reason if reason in _DEATHS else "unknown",
         "queue": str(details.get("queue", "unknown")),
     }

@@ -8,12 +8,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from tenure.contract.states import AttemptState, NodeState
 from tenure.coordinator.errors import Unavailable
+from tenure.coordinator.store.postgres import PostgresError
 from tenure.coordinator.store.reads import Figures
+
+log = structlog.get_logger()
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 KEPT_SECONDS: Final = 5.0
@@ -26,6 +30,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._sent_again_total = 0
         self._requests = self._counter(
             "tenure_http_requests", "Requests answered.", ("route", "method", "status")
         )
@@ -125,9 +130,10 @@ class Metrics:
         """A message came back undelivered."""
         self._dead_letters.labels(reason).inc()
 
-    def sent_again(self, number: int) -> None:
-        """Assignments were sent again."""
-        self._sent_again.inc(number)
+    def set_sent_again(self, total: int) -> None:
+        """Assignments sent again since the start."""
+        self._sent_again.inc(total - self._sent_again_total)
+        self._sent_again_total = total
 
     # Gauges, set at a scrape
 
@@ -199,5 +205,5 @@ class Scrape:
             self._read_at = loop.time()
             try:
                 self._metrics.set_figures(await self._figures())
-            except Unavailable:
-                return  # readiness says so
+            except (Unavailable, PostgresError) as error:
+                log.warning("gauges of the state stay as they were", error=str(error))

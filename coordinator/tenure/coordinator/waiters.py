@@ -16,6 +16,7 @@ import structlog
 from tenure.contract.states import TERMINAL_TASK_STATES, EntityType, TaskState
 from tenure.coordinator.core.model import Happened
 from tenure.coordinator.errors import Overloaded, Unavailable
+from tenure.coordinator.store.postgres import PostgresError
 from tenure.coordinator.store.reads import Ended
 
 log = structlog.get_logger()
@@ -123,7 +124,7 @@ class Waiters:
         self._on_tick()
         try:
             ended = await self._ended_since(position)
-        except Unavailable as error:
+        except (Unavailable, PostgresError) as error:
             log.warning("cannot follow the log for waiting clients", error=str(error))
             return
         self.wake(ended.task_ids)

@@ -230,6 +230,11 @@ class Reads:
             ),
         )
 
+    async def authority_confirmed(self) -> bool:
+        """Whether the running server is the one that this authority was opened on."""
+        row = await self._one(_SYSTEM["authority"])
+        return row is not None and row["epoch"] is not None
+
     async def figures(self) -> Figures:
         """Gauges for a scrape."""
         (row,) = await self._reader.fetch(_SYSTEM["figures"], MAX_COUNTED_TASKS)
