@@ -190,6 +190,10 @@ async def test_renewals_extend_leases_and_are_the_heartbeat(api: Fleet) -> None:
     assert renewed["outcome"] == "renewed"
     assert renewed["expires_at"] > str(taken.model_dump(mode="json")["expires_at"])
     assert refused["outcome"] == "refused"
+    elsewhere = await api.executor.post(
+        "/v1/nodes/node-2/renewals", {"incarnation": incarnation, "leases": [lease]}
+    )
+    assert (elsewhere.status_code, elsewhere.json()["code"]) == (404, "unknown_node")
     before = (await api.reader.get("/v1/nodes")).json()["nodes"][0]["last_seen_at"]
     await api.executor.post("/v1/nodes/node-1/renewals", {"incarnation": incarnation})
     after = (await api.reader.get("/v1/nodes")).json()["nodes"][0]["last_seen_at"]

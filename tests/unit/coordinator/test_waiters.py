@@ -70,16 +70,17 @@ async def test_one_look_wakes_those_whose_task_ended(waiters: Waiters, log: Log)
         assert len(log.asked) == 1
 
 
-async def test_what_ends_between_registration_and_reading_is_not_lost(
-    waiters: Waiters, log: Log
+@pytest.mark.parametrize("later_first", [True, False])
+async def test_what_ends_between_the_reads_of_two_waiters_is_not_lost(
+    waiters: Waiters, log: Log, later_first: bool
 ) -> None:
-    """Two waiters read the state at different heads, and the later one is the first to say so."""
+    """They read the state at different heads, and say so in either order."""
     async with waiters.waiting("early") as early, waiters.waiting("late"):
         early_head = log.head
         log.append("early")  # after early read the state
         late_head = log.head
-        waiters.watch_from(late_head)
-        waiters.watch_from(early_head)
+        for head in sorted((early_head, late_head), reverse=later_first):
+            waiters.watch_from(head)
         await waiters.tick()
         assert early.woken.is_set()
 
