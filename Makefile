@@ -53,6 +53,10 @@ check: install ## Lint, formatting, types and import rules
 	$(BIN)/mypy $(CODE)
 	$(BIN)/lint-imports
 
+.PHONY: schemas
+schemas: install ## Write the exported schemas, golden messages and tables of docs/wire.md anew
+	@$(BIN)/python -m tests.support.exported
+
 .PHONY: format
 format: install ## Format the code and mend what the linter can mend
 	$(BIN)/ruff format .

@@ -120,7 +120,9 @@ class Bench:
         self._one_lock = ""
 
     async def prepare(self) -> None:
-        """Keep the real trigger's function, to put it back for the variant with one lock."""
+        """Keep the real trigger's function, to put it back for the variant with one lock; and be
+        allowed to empty tables between measurements."""
+        await self._admin.execute("set session_replication_role = replica")
         self._one_lock = await self._admin.fetchval(
             "select pg_get_functiondef('tenure.take_append_lock()'::regprocedure)"
         )
