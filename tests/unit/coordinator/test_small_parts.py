@@ -1,5 +1,8 @@
 """Named queries, conditions, and what a broken broker is called."""
 
+import asyncio
+import socket
+
 import pytest
 import structlog
 from aiormq.exceptions import (
@@ -89,6 +92,22 @@ def test_the_heartbeat_is_ours_unless_the_url_names_one() -> None:
     assert with_heartbeat("amqp://a:b@c/d") == "amqp://a:b@c/d?heartbeat=10"
     assert with_heartbeat("amqp://a/d?heartbeat=3") == "amqp://a/d?heartbeat=3"
     assert with_heartbeat("amqps://a/d?cafile=x") == "amqps://a/d?cafile=x&heartbeat=10"
+
+
+async def test_an_answer_does_not_wait_for_an_acknowledgement() -> None:
+    accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = writer.get_extra_info("socket")
+        accepted.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    listener = listen("127.0.0.1", 0)
+    async with await asyncio.start_server(serve, sock=listener):
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        assert await accepted == 1
+        writer.close()
+        await writer.wait_closed()
 
 
 def test_a_taken_address_is_refused_by_its_name() -> None:
