@@ -220,7 +220,8 @@ async def test_a_database_without_the_schema_is_told_apart_from_one_that_is_away
 ) -> None:
     relay = RelayLog(empty_database.owner_url, uuid4(), 60)
     with pytest.raises(LogNotMigrated) as caught:
-        await relay.connect()
+        await relay.check()
+    await relay.close()
     assert caught.value.code == "not_migrated"
     away = RelayLog(with_path("postgresql://a:b@127.0.0.1:1", "nowhere"), uuid4(), 60)
     with pytest.raises(LogUnavailable) as unavailable:

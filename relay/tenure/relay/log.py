@@ -3,6 +3,7 @@
 Every statement commits by itself: no transaction is ever open while the relay does something else.
 """
 
+import asyncio
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,35 +58,23 @@ class RelayLog:
         self._lease = timedelta(seconds=claim_seconds)
         self._timeout_seconds = command_timeout_seconds
         self._pool: asyncpg.Pool | None = None
+        self._opening = asyncio.Lock()
         self._queries = load_queries()
+        self.answers = 0  # how many questions the database has answered
 
-    async def connect(self) -> None:
-        """Open the pool; to be repeated until it succeeds. Raises LogNotMigrated too."""
-        if self._pool is not None:
-            return
-        with _translated():
-            pool = await asyncpg.create_pool(
-                self._url,
-                min_size=1,
-                max_size=2,
-                timeout=self._timeout_seconds,
-                command_timeout=self._timeout_seconds,
-                max_inactive_connection_lifetime=0,
-            )
-            try:
-                migrated = await pool.fetchval(
-                    self._queries["schema"], timeout=self._timeout_seconds
+    async def _connected(self) -> asyncpg.Pool:
+        """The pool, opened at the first question and again after a failure to open it."""
+        async with self._opening:  # the loop and a scrape may ask at once
+            if self._pool is None:
+                self._pool = await asyncpg.create_pool(
+                    self._url,
+                    min_size=1,
+                    max_size=2,
+                    timeout=self._timeout_seconds,
+                    command_timeout=self._timeout_seconds,
+                    max_inactive_connection_lifetime=0,
                 )
-            except BaseException:
-                pool.terminate()
-                raise
-        if not migrated:
-            pool.terminate()
-            raise LogNotMigrated(
-                "The database lacks the relay's part of the schema.",
-                next_step="Run `tenure migrate up`.",
-            )
-        self._pool = pool
+            return self._pool
 
     async def close(self) -> None:
         """Close the pool; does not wait for a server that is away."""
@@ -93,9 +82,19 @@ class RelayLog:
         if pool is None:
             return
         try:
-            await pool.close()
+            async with asyncio.timeout(self._timeout_seconds):
+                await pool.close()
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
             pool.terminate()
+
+    async def check(self) -> None:
+        """Ask whether the database is there and migrated. Raises LogNotMigrated too."""
+        (row,) = await self._fetch("schema")
+        if not row["migrated"]:
+            raise LogNotMigrated(
+                "The database lacks the relay's part of the schema.",
+                next_step="Run `tenure migrate up`.",
+            )
 
     async def claim(self, want: int) -> list[Claim]:
         """Take free shards until this relay holds ``want``; the ones taken now."""
@@ -159,12 +158,12 @@ class RelayLog:
         return Lag(rows=row["row_count"], seconds=max(0.0, row["seconds"]))
 
     async def _fetch(self, query: str, *arguments: Any) -> list[asyncpg.Record]:
-        if self._pool is None:
-            await self.connect()
-        assert self._pool is not None  # connect() sets it or raises
         with _translated():
-            async with self._pool.acquire(timeout=self._timeout_seconds) as connection:
-                return await connection.fetch(self._queries[query], *arguments)
+            pool = await self._connected()
+            async with pool.acquire(timeout=self._timeout_seconds) as connection:
+                records = await connection.fetch(self._queries[query], *arguments)
+        self.answers += 1
+        return records
 
 
 @contextmanager

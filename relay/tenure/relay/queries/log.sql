@@ -7,7 +7,7 @@
 select exists (
     select from pg_proc p join pg_namespace n on n.oid = p.pronamespace
     where n.nspname = 'tenure' and p.proname = 'relay_advance'
-)
+) as migrated
 
 -- name: claim
 select shard, claim_token, "position" from tenure.relay_claim($1, $2, $3)

@@ -1,0 +1,134 @@
+"""Puts the relay together and runs it. The only module that constructs things."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from uuid import UUID, uuid4
+
+import structlog
+
+from tenure.contract import topology
+from tenure.relay.config import RelaySettings
+from tenure.relay.log import RelayLog
+from tenure.relay.loop import Pace, Relay
+from tenure.relay.metrics import RelayMetrics
+from tenure.relay.publisher import Publisher
+from tenure.relay.status import StatusPages, serve
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """One relay, put together and not yet running."""
+
+    relay_id: UUID
+    wake: asyncio.Event
+    log: RelayLog
+    publisher: Publisher
+    metrics: RelayMetrics
+    relay: Relay
+
+    async def work(self, stop: asyncio.Event) -> None:
+        """Publish until ``stop`` is set; then drain."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                connection = tasks.create_task(self.publisher.run())
+                await self.relay.run(stop)
+                connection.cancel()
+        finally:
+            await self.log.close()
+
+    async def metrics_page(self) -> bytes:
+        """The text of ``/metrics``."""
+        return await self.metrics.render(
+            self.relay.window,
+            self.log.lag,
+            database_well=self.relay.database_well,
+            broker_usable=self.publisher.usable,
+        )
+
+
+def build(settings: RelaySettings) -> Parts:
+    """Put a relay together as the settings say."""
+    relay_id = uuid4()
+    wake = asyncio.Event()
+    log = RelayLog(settings.database_url.get_secret_value(), relay_id, settings.relay_claim_seconds)
+    publisher = Publisher(
+        settings.broker_url.get_secret_value(),
+        wake=wake,
+        events_exchange=topology.events_exchange(settings.name_prefix),
+        confirm_timeout_seconds=settings.relay_confirm_timeout_seconds,
+        max_body_bytes=settings.relay_max_body_bytes,
+    )
+    metrics = RelayMetrics()
+    pace = Pace(
+        claim_seconds=settings.relay_claim_seconds, drain_seconds=settings.relay_drain_seconds
+    )
+    relay = Relay(log, publisher, metrics, wake=wake, limits=settings.limits(), pace=pace)
+    return Parts(relay_id, wake, log, publisher, metrics, relay)
+
+
+async def run(settings: RelaySettings) -> None:
+    """Relay until SIGTERM or SIGINT, then drain and return; a second signal cuts draining short.
+
+    Servers that are away are waited for. Raises ListenRefused.
+    """
+    configure_logging(settings)
+    logger = structlog.get_logger("tenure.relay")
+    parts = build(settings)
+    stop = asyncio.Event()
+    pages = StatusPages(not_ready=lambda: parts.relay.not_ready, metrics=parts.metrics_page)
+    server = await serve(settings.listen_address, pages)
+
+    def asked_to_stop() -> None:
+        if stop.is_set():
+            parts.relay.hurry()
+        stop.set()
+        parts.wake.set()
+
+    try:
+        with _signals(asked_to_stop):
+            host, port = server.sockets[0].getsockname()[:2]
+            logger.info("relay_started", relay_id=str(parts.relay_id), listen=f"{host}:{port}")
+            await parts.work(stop)
+    finally:
+        server.close()
+    logger.info("relay_stopped")
+
+
+def configure_logging(settings: RelaySettings) -> None:
+    """structlog to standard error: for people on a terminal, else JSON lines."""
+    console = settings.log_format == "console" or (
+        settings.log_format == "auto" and sys.stderr.isatty()
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            getattr(logging, settings.log_level.upper())
+        ),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    # It reports each failed attempt as an error; the publisher says it once a minute.
+    logging.getLogger("aiormq").setLevel(logging.CRITICAL)
+
+
+@contextmanager
+def _signals(handler: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,431 @@
+"""Publishes to RabbitMQ with many confirms in flight on one channel.
+
+aiormq keeps the connection. Publishing goes below its ``basic_publish``: the frames of a whole
+batch are written at once, and this module reads returns and confirms itself, which takes a fraction
+of the time of one task for each message. That needs names of aiormq that are not public
+(``PRIVATE_NAMES``): the version is pinned, and a test fails when one of them is gone.
+
+One session is one connection with one channel. Whatever ends either of them ends the session;
+everything pending is then unknown, and a new session starts with jittered back-off. A publish is
+given up at its deadline; when the broker said nothing at all since it was written, the whole
+session is given up, so that a frozen broker's socket does not fill up with repetitions. While the
+broker blocks publishers (``connection.blocked``) nothing is written and no deadline runs.
+"""
+
+import asyncio
+import contextlib
+import random
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import aiormq
+import pamqp.frame
+from aiormq.abc import ChannelFrame, ConfirmationFrameType
+from aiormq.connection import TCPTransportFactory, TLSTransportFactory, TransportFactory
+from pamqp import commands
+from pamqp.body import ContentBody
+from pamqp.header import ContentHeader
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
+from tenacity.wait import wait_random_exponential
+
+from tenure.contract.events import CONTENT_TYPE, EVENT_ID_HEADER
+from tenure.relay.core.outcome import Outcome
+from tenure.relay.core.window import Publish
+from tenure.relay.errors import BrokerError, BrokerRefused, BrokerUnreachable
+from tenure.relay.notices import Notices
+
+_HEADER_READER: Final = "_Channel__get_content_header"
+_UNBLOCKED: Final = "_Connection__connection_unblocked"
+PRIVATE_NAMES: Final = {
+    "channel": ("_on_confirm_frame", "_on_return_frame", "_read_content", _HEADER_READER),
+    "connection": (_UNBLOCKED,),
+}
+_HEARTBEAT_SECONDS: Final = 10
+_MISSING_SECONDS: Final = 1.0  # how long the absence of an exchange is believed
+_RECONNECT_CAP_SECONDS: Final = 5.0
+_CLOSE_SECONDS: Final = 2.0
+_ROUTING_KEY_BYTES: Final = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """How a publish ended; ``detail`` says why, where it failed."""
+
+    publish: Publish
+    outcome: Outcome
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class _Pending:
+    publish: Publish
+    written: float
+    returned: str | None = None
+
+
+class _KeptTransport(TransportFactory):
+    """Makes the connection's transport as usual, and keeps it so that it can be cut."""
+
+    def __init__(self, inner: TransportFactory) -> None:
+        self._inner = inner
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def create(
+        self, url: Any, **kwargs: Any
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """As the inner factory."""
+        reader, self._writer = await self._inner.create(url, **kwargs)
+        return reader, self._writer
+
+    def cut(self) -> None:
+        """Close the socket without asking anybody."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+
+
+@dataclass(eq=False)
+class _Session:
+    connection: aiormq.Connection
+    channel: aiormq.Channel
+    transport: _KeptTransport
+    name: str
+    pending: dict[int, _Pending] = field(default_factory=dict)
+    given_up: asyncio.Event = field(default_factory=asyncio.Event)
+    reason: str = ""
+    last_answer: float = 0.0
+    last_blocked: float = 0.0
+    exchanges: set[str] = field(default_factory=lambda: {""})
+    missing: dict[str, float] = field(default_factory=dict)
+    probes: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
+
+    @property
+    def blocked(self) -> bool:
+        unblocked: asyncio.Event = getattr(self.connection, _UNBLOCKED)
+        return not unblocked.is_set()
+
+    def give_up(self, reason: str) -> None:
+        self.reason = reason
+        self.given_up.set()
+        self.transport.cut()
+
+
+class Publisher:
+    """One connection to the broker, kept open by ``run``.
+
+    ``wake`` is set whenever something was settled or the connection changed. ``events_exchange`` is
+    looked for at connect, since almost every row goes there.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        wake: asyncio.Event,
+        events_exchange: str,
+        confirm_timeout_seconds: float = 10.0,
+        connect_timeout_seconds: float = 10.0,
+        max_body_bytes: int = 8 * 2**20,
+    ) -> None:
+        self._url = _with_defaults(url)
+        self._wake = wake
+        self._events_exchange = events_exchange
+        self._confirm_timeout = confirm_timeout_seconds
+        self._connect_timeout = connect_timeout_seconds
+        self._max_body_bytes = max_body_bytes
+        self._session: _Session | None = None
+        self._settled: list[Settled] = []
+        self._notices = Notices("broker")
+        self.late_confirms = 0  # of publishes given up before: each of these arrived twice
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a session."""
+        return self._session is not None
+
+    @property
+    def usable(self) -> bool:
+        """Whether something may be published now."""
+        return self._session is not None and not self._session.blocked
+
+    async def run(self) -> None:
+        """Keep a session open until cancelled."""
+        short_lives = 0
+        while True:
+            retrying = AsyncRetrying(
+                wait=wait_random_exponential(multiplier=0.1, max=_RECONNECT_CAP_SECONDS),
+                retry=retry_if_exception_type(BrokerError),
+                before_sleep=self._say,
+            )
+            session: _Session = await retrying(self._open)
+            self._notices.well()
+            started = time.monotonic()
+            self._session = session
+            self._wake.set()
+            try:
+                await self._ended(session)
+            finally:
+                self._session = None
+                await self._close(session)
+            self._notices.trouble(BrokerUnreachable(f"The session ended: {session.reason}."))
+            # A broker that accepts and then throws us out is not asked in a tight loop.
+            short_lives = short_lives + 1 if time.monotonic() - started < 5 else 0
+            if short_lives:
+                bound = min(_RECONNECT_CAP_SECONDS, 0.1 * 2 ** min(short_lives, 10))
+                await asyncio.sleep(random.uniform(0, bound))
+
+    def collect(self) -> list[Settled]:
+        """What was settled since the last call."""
+        settled, self._settled = self._settled, []
+        return settled
+
+    async def publish(self, publishes: Sequence[Publish]) -> None:
+        """Write a batch; each row is settled once, sooner or later, and found by ``collect``."""
+        session = self._session
+        if session is None:
+            self._settle_all(publishes, Outcome.LOST, "no connection")
+            return
+        now = time.monotonic()
+        buffer = bytearray()
+        for publish in publishes:
+            fault = self._fault(session, publish)
+            if fault:
+                self._settled.append(Settled(publish, Outcome.NOT_SENT, fault))
+                continue
+            tag = session.channel.delivery_tag + 1
+            try:
+                buffer += _frames(session, publish, tag)
+            except (ValueError, TypeError, UnicodeError) as error:
+                detail = f"cannot be encoded: {error}"
+                self._settled.append(Settled(publish, Outcome.NOT_SENT, detail))
+                continue
+            session.channel.delivery_tag = tag
+            session.pending[tag] = _Pending(publish, now)
+        if len(self._settled):
+            self._wake.set()
+        if not buffer:
+            return
+        frame = ChannelFrame(payload=bytes(buffer), should_close=False)
+        try:
+            # Waits only while aiormq's writer does; then something is wrong with the connection.
+            async with asyncio.timeout(self._confirm_timeout):
+                await session.channel.write_queue.put(frame)
+        except TimeoutError:
+            session.give_up("it takes no more bytes")
+
+    def expire(self) -> None:
+        """Give up what has waited too long for its confirm."""
+        session = self._session
+        if session is None or not session.pending:
+            return
+        now = time.monotonic()
+        if session.blocked:
+            session.last_blocked = now
+            return
+        given_up = []
+        for tag, pending in session.pending.items():
+            if max(pending.written, session.last_blocked) + self._confirm_timeout > now:
+                break
+            given_up.append(tag)
+        if not given_up:
+            return
+        if session.last_answer < session.pending[given_up[0]].written:
+            session.give_up(f"no answer for {self._confirm_timeout:g} s")
+            return
+        for tag in given_up:
+            publish = session.pending.pop(tag).publish
+            self._settled.append(Settled(publish, Outcome.TIMED_OUT, "no confirm in time"))
+        self._wake.set()
+
+    # The session
+
+    async def _open(self) -> _Session:
+        transport = _KeptTransport(
+            TLSTransportFactory() if self._url.startswith("amqps:") else TCPTransportFactory()
+        )
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                connection = aiormq.Connection(self._url, transport_factory=transport)
+                await connection.connect()
+                channel = await connection.channel(publisher_confirms=True)
+                if not isinstance(channel, aiormq.Channel):
+                    raise TypeError(f"a channel of class {type(channel).__name__}")
+                session = _Session(connection, channel, transport, secrets.token_hex(8))
+                self._take_over(session)
+                await self._probe(session, self._events_exchange)
+                return session
+        except asyncio.CancelledError as error:
+            transport.cut()
+            # aiormq also raises this in a task that nobody cancelled.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise BrokerUnreachable("The connection was closed while it was opened.") from error
+        except Exception as error:
+            transport.cut()
+            raise _coded(error) from error
+
+    def _take_over(self, session: _Session) -> None:
+        """Read returns and confirms here instead of in aiormq."""
+        channel = session.channel
+
+        async def on_return(frame: commands.Basic.Return) -> None:
+            header = await getattr(channel, _HEADER_READER)()
+            message = await channel._read_content(frame, header)
+            prefix, _, tag = (message.header.properties.message_id or "").partition("-")
+            pending = session.pending.get(int(tag)) if prefix == session.name else None
+            session.last_answer = time.monotonic()
+            if pending is not None:
+                pending.returned = f"{frame.reply_code} {frame.reply_text}"
+
+        async def on_confirm(frame: ConfirmationFrameType) -> None:
+            session.last_answer = time.monotonic()
+            acked = isinstance(frame, commands.Basic.Ack)
+            last = frame.delivery_tag or 0
+            if getattr(frame, "multiple", False):
+                tags = []
+                for tag in session.pending:  # in the order they were written
+                    if tag > last:
+                        break
+                    tags.append(tag)
+            else:
+                tags = [last]
+            for tag in tags:
+                pending = session.pending.pop(tag, None)
+                if pending is None:
+                    self.late_confirms += 1
+                elif not acked:
+                    self._settled.append(Settled(pending.publish, Outcome.NACKED, "nacked"))
+                elif pending.returned is not None:
+                    self._settled.append(
+                        Settled(pending.publish, Outcome.RETURNED, pending.returned)
+                    )
+                else:
+                    self._settled.append(Settled(pending.publish, Outcome.ACKED))
+            self._wake.set()
+
+        channel._on_return_frame = on_return  # type: ignore[method-assign]  # see the module
+        channel._on_confirm_frame = on_confirm  # type: ignore[method-assign]  # see the module
+
+    async def _ended(self, session: _Session) -> None:
+        given_up = asyncio.ensure_future(session.given_up.wait())
+        closings = {session.connection.closing, session.channel.closing}
+        try:
+            await asyncio.wait({given_up, *closings}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            given_up.cancel()
+        for closing in closings:
+            if not session.reason and closing.done() and not closing.cancelled():
+                session.reason = str(closing.exception() or "closed")
+        session.reason = session.reason or "closed"
+
+    async def _close(self, session: _Session) -> None:
+        for probe in session.probes.values():
+            probe.cancel()
+        pending = [entry.publish for entry in session.pending.values()]
+        session.pending.clear()
+        self._settle_all(pending, Outcome.LOST, session.reason)
+        if not session.given_up.is_set():
+            with contextlib.suppress(Exception):  # closing politely is a courtesy
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    await session.connection.close()
+        session.transport.cut()
+
+    def _settle_all(self, publishes: Sequence[Publish], outcome: Outcome, detail: str) -> None:
+        self._settled += [Settled(publish, outcome, detail) for publish in publishes]
+        self._wake.set()
+
+    def _say(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        if isinstance(error, BrokerError):
+            self._notices.trouble(error)
+
+    # Exchanges
+
+    def _fault(self, session: _Session, publish: Publish) -> str:
+        """Why a row must not be written; empty when it may. One bad publish would close the channel
+        and make every other one unknown."""
+        row = publish.row
+        if len(row.body) > self._max_body_bytes:
+            return f"the body has {len(row.body)} bytes, more than {self._max_body_bytes}"
+        if len(row.routing_key.encode()) > _ROUTING_KEY_BYTES:
+            return f"the routing key is longer than {_ROUTING_KEY_BYTES} bytes"
+        if row.exchange in session.exchanges:
+            return ""
+        absent = session.missing.get(row.exchange, 0.0)
+        if row.exchange not in session.probes and time.monotonic() - absent > _MISSING_SECONDS:
+            probe = asyncio.create_task(self._probe(session, row.exchange))
+            session.probes[row.exchange] = probe
+            probe.add_done_callback(lambda _: session.probes.pop(row.exchange, None))
+        return f"the exchange {row.exchange!r} does not exist, as far as is known"
+
+    async def _probe(self, session: _Session, exchange: str) -> None:
+        """Look for an exchange on a channel of its own, which its absence closes."""
+        try:
+            async with asyncio.timeout(self._confirm_timeout):
+                channel = await session.connection.channel(publisher_confirms=False)
+                await channel.exchange_declare(exchange, passive=True)
+                session.exchanges.add(exchange)
+                session.missing.pop(exchange, None)
+                await channel.close()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            session.missing[exchange] = time.monotonic()
+        except (aiormq.AMQPError, OSError, RuntimeError, TimeoutError):
+            session.missing[exchange] = time.monotonic()
+
+
+def _frames(session: _Session, publish: Publish, tag: int) -> bytes:
+    """The frames of one publish. The message id is fresh for each, and tells a return's tag."""
+    row = publish.row
+    channel = session.channel
+    number = channel.number
+    properties = commands.Basic.Properties(
+        content_type=CONTENT_TYPE,
+        delivery_mode=2,
+        headers={EVENT_ID_HEADER: row.event_id},
+        message_id=f"{session.name}-{tag}",
+    )
+    method = commands.Basic.Publish(
+        exchange=row.exchange, routing_key=row.routing_key, mandatory=row.required
+    )
+    body = row.body
+    parts = [
+        pamqp.frame.marshal(method, number),
+        pamqp.frame.marshal(ContentHeader(0, len(body), properties), number),
+    ]
+    for start in range(0, len(body), channel.max_content_size):
+        piece = body[start : start + channel.max_content_size]
+        parts.append(pamqp.frame.marshal(ContentBody(piece), number))
+    return b"".join(parts)
+
+
+def _with_defaults(url: str) -> str:
+    """The URL with a short heartbeat and a name for the broker's list of connections."""
+    parts = urlsplit(url)
+    query = {"heartbeat": str(_HEARTBEAT_SECONDS), "name": "tenure-relay"}
+    query.update(parse_qsl(parts.query))
+    return parts._replace(query=urlencode(query)).geturl()
+
+
+def _coded(error: Exception) -> BrokerError:
+    detail = str(error) or type(error).__name__
+    refusals = (
+        aiormq.AuthenticationError,
+        aiormq.ProbableAuthenticationError,
+        aiormq.ConnectionNotAllowed,
+    )
+    if isinstance(error, refusals):
+        return BrokerRefused(
+            f"The broker refuses the connection: {detail}.",
+            next_step="Check user, password, virtual host and rights in TENURE_BROKER_URL.",
+        )
+    return BrokerUnreachable(
+        f"No connection to the broker: {detail}.",
+        next_step="Check the address in TENURE_BROKER_URL, and that the broker runs.",
+    )
