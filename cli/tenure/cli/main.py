@@ -71,7 +71,12 @@ def build_app() -> "App":
     app.command(f"{GROUPS}tasks:app", name="task", help="See and cancel tasks.")
     app.command(f"{GROUPS}nodes:app", name="node", help="See the executors' processes.")
     app.command(f"{GROUPS}outbox:app", name="outbox", help="See how far publishing is.")
+    app.command(f"{GROUPS}up:up", name="up", help="Run a whole local stack until Ctrl-C.")
+    app.command(f"{GROUPS}processes:coordinator", name="coordinator", help="Run a coordinator.")
+    app.command(f"{GROUPS}processes:relay", name="relay", help="Run a relay.")
+    app.command(f"{GROUPS}processes:executor", name="executor", help="Run an executor.")
     app.command(f"{GROUPS}migrate:app", name="migrate", help="Bring the database up to date.")
+    app.command(f"{GROUPS}guard:app", name="guard", help="What guarded databases need.")
     return app
 
 

@@ -25,7 +25,11 @@ def configure(log_format: Literal["auto", "console", "json"], level: str) -> Non
     if not console:
         shared.append(structlog.processors.ExceptionRenderer(_TRACEBACKS))
     renderer: Any = (
-        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        structlog.dev.ConsoleRenderer(
+            # Also asked for where lines go to a file, which people read later.
+            colors=sys.stderr.isatty(),
+            exception_formatter=structlog.dev.plain_traceback,
+        )
         if console
         else structlog.processors.JSONRenderer()
     )

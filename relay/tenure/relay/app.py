@@ -110,7 +110,9 @@ def configure_logging(settings: RelaySettings) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer(),
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+            if console
+            else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(
             getattr(logging, settings.log_level.upper())

@@ -13,6 +13,7 @@ from tenure.cli.connection import find_connection
 from tenure.cli.exits import Exit, MissingExtra, SetupError, UsageError, exit_code_of, needs
 from tenure.cli.instants import read_instant
 from tenure.cli.main import run
+from tenure.cli.processes import local_stack_of_executor
 from tenure.client.errors import ClientError, Refused, Unreachable
 from tenure.client.http import problem
 from tenure.client.settings import NotConfigured
@@ -56,6 +57,9 @@ def write_connection(folder: Path, mode: int = 0o600) -> Path:
         (["task", "show", "x"], Exit.SETUP, "error: not_configured:"),
         (["migrate", "status"], Exit.SETUP, "error: not_configured:"),
         (["migrate", "roles"], Exit.USAGE, "error: usage:"),
+        (["up", "--slots", "0"], Exit.USAGE, "error: usage: --slots"),
+        (["executor", "nothing-here"], Exit.USAGE, "error: usage: 'nothing-here'"),
+        (["executor", "nothing_here:app"], Exit.USAGE, "error: usage: there is no module"),
     ],
 )
 def test_each_mistake_has_its_exit_code_and_one_line(
@@ -75,6 +79,30 @@ def test_an_unreachable_coordinator_has_an_exit_code_of_its_own(
     monkeypatch.setenv("TENURE_TOKEN", "a-token")
     assert run(["node", "list"]) == Exit.UNREACHABLE
     assert capsys.readouterr().err.startswith("error: unreachable:")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("raise RuntimeError('no luck')", Exit.SETUP, "error: application_broken: importing prog"),
+        ("import nothing_like_it", Exit.SETUP, "error: application_broken: importing prog"),
+        ("app = 1", Exit.USAGE, "error: usage: 'prog:app' is no Executor"),
+        ("", Exit.USAGE, "error: usage: 'prog:app' is no Executor"),
+    ],
+)
+def test_a_broken_application_is_told_from_one_that_is_not_there(
+    text: str, code: Exit, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "prog.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "tenure.cli", "executor", "prog:app"],
+        env=os.environ | {"TENURE_TOKEN": "x", "TENURE_BROKER_URL": "amqp://127.0.0.1:1/"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code
+    assert done.stderr.splitlines()[-1].startswith(said)
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["task"], ["submit", "--help"], ["version"]])
@@ -101,6 +129,11 @@ def test_every_command_can_be_imported_and_explains_itself(
         ["migrate", "status"],
         ["migrate", "verify"],
         ["migrate", "roles"],
+        ["guard", "sql"],
+        ["coordinator"],
+        ["relay"],
+        ["executor"],
+        ["up"],
     ):
         assert run([*words, "--help"]) == Exit.DONE
         assert f"Usage: tenure {' '.join(words)}" in capsys.readouterr().out
@@ -173,6 +206,23 @@ def test_the_local_stack_is_found_where_the_setting_says(tmp_path: Path) -> None
     write_connection(tmp_path / "elsewhere")
     found = find_connection(environment={"TENURE_STATE_DIR": str(tmp_path / "elsewhere")})
     assert found.token == "secret"
+
+
+def test_an_executor_that_was_told_nothing_joins_the_local_stack(tmp_path: Path) -> None:
+    path = write_connection(tmp_path / ".tenure")
+    with pytest.raises(SetupError, match="what an executor needs"):
+        local_stack_of_executor({})
+    found = {"url": "http://127.0.0.1:9", "broker_url": "amqp://x", "tokens": {"executor": "t"}}
+    path.write_text(json.dumps(found))
+    assert local_stack_of_executor({}) == {
+        "url": "http://127.0.0.1:9",
+        "broker_url": "amqp://x",
+        "token": "t",
+    }
+    for told in ("TENURE_URL", "TENURE_TOKEN_FILE", "TENURE_BROKER_URL"):
+        assert local_stack_of_executor({told: "x"}) == {}
+    path.unlink()
+    assert local_stack_of_executor({}) == {}
 
 
 def test_the_environment_comes_before_the_local_stack(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""The main job on real input, run by make demo."""
+"""The main job on real input: every file of a folder is one task, hashed and written downstream."""

@@ -2,7 +2,7 @@
 
 Layout of the state directory (nothing in it is readable by other accounts):
 
-    connection.json   addresses and tokens, found by the command
+    connection.json   addresses and tokens, found by the command; there while the stack runs
     postgres/  rabbitmq/   the private servers with their data and logs
     logs/             one file for each process of Tenure
     lock, server.json, secrets   see ``tenure.cli.local.state``
@@ -33,8 +33,9 @@ from tenure.coordinator.store.roles import Roles
 DATABASE: Final = "tenure"
 ROLES: Final = ("application", "executor", "operator", "read_only")
 READY_SECONDS: Final = 60.0
-EXECUTOR_DRAIN_SECONDS: Final = 40.0
-"""Longer than an executor's own limit (30 s), so that it ends by itself."""
+DRAIN_VARIABLE: Final = "TENURE_DRAIN_SECONDS"
+DRAIN_MARGIN_SECONDS: Final = 10.0
+"""On top of an executor's own limit, so that it ends by itself."""
 SERVICE_DRAIN_SECONDS: Final = 15.0
 SERVER_STOP_SECONDS: Final = 40.0
 
@@ -89,6 +90,7 @@ class Stack:
         self._ports: dict[str, PortReservation] = {}
         self._services: list[Program] = []
         self._working: list[Program] = []
+        self._connection_file: Path | None = None
 
     @property
     def processes(self) -> Mapping[str, Program]:
@@ -131,6 +133,8 @@ class Stack:
         Once ``hurry`` is set, what is left gets seconds instead of its full time.
         """
         hurry = hurry or asyncio.Event()
+        if self._connection_file is not None:
+            self._connection_file.unlink(missing_ok=True)
         if self._working:
             self._say("stack", "draining executors")
             await self._stop_all(self._working, hurry)
@@ -202,7 +206,8 @@ class Stack:
             "database_url": connection.database_url,
             "tokens": dict(connection.tokens),
         }
-        self._state.write(self.directory / CONNECTION_FILE, json.dumps(content, indent=2))
+        self._connection_file = self.directory / CONNECTION_FILE
+        self._state.write(self._connection_file, json.dumps(content, indent=2))
 
     def _role_url(self, role: str, secret: str) -> str:
         password = quote(self._state.secret(secret), safe="")
@@ -250,7 +255,7 @@ class Stack:
                 "TENURE_EXECUTOR_LISTEN": self._address(spec.name),
                 "TENURE_STATE_DIR": str(self.directory / spec.name),
             },
-            EXECUTOR_DRAIN_SECONDS,
+            _drain_seconds() + DRAIN_MARGIN_SECONDS,
         )
 
     def _program(
@@ -301,6 +306,14 @@ def inherited_environment(environment: Mapping[str, str] = os.environ) -> dict[s
     kept.setdefault("TENURE_LOG_FORMAT", "console")
     kept["PYTHONUNBUFFERED"] = "1"
     return kept
+
+
+def _drain_seconds(environment: Mapping[str, str] = os.environ) -> float:
+    """How long an executor may take to drain: its own setting, which says what is wrong with it."""
+    try:
+        return float(environment.get(DRAIN_VARIABLE) or 30.0)
+    except ValueError:
+        return 30.0
 
 
 async def _unless(

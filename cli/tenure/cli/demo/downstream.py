@@ -1,0 +1,78 @@
+"""The downstream database: made by its owner, written by the executors, read for the comparison."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Final
+from urllib.parse import quote
+
+import asyncpg
+
+from tenure.cli.local.ports import LOOPBACK
+from tenure.cli.local.postgres import PrivatePostgres
+from tenure.executor.guards.sql import SqlGuard
+
+DATABASE: Final = "downstream"
+WRITER: Final = "demo_hasher"
+GUARD_SCHEMA: Final = "guard"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of ``demo.files``, without its place."""
+
+    sha256: str
+    size_bytes: int
+    lines: int
+
+
+@dataclass(frozen=True)
+class Written:
+    """What is in the downstream database.
+
+    ``rows`` by path, ``changes`` by task: how often the audit table saw its row change.
+    """
+
+    rows: Mapping[str, list[Row]]
+    changes: Mapping[str, int]
+
+    @property
+    def effects_twice(self) -> int:
+        """Tasks whose effect happened more than once."""
+        return sum(1 for times in self.changes.values() if times > 1)
+
+
+async def prepare(server: PrivatePostgres, password: str) -> str:
+    """Make the database, its tables, the guard and the writer's login; returns the writer's URL."""
+    await server.ensure_database(DATABASE)
+    text = resources.files("tenure.cli.demo").joinpath("downstream.sql").read_text("utf-8")
+    connection = await asyncpg.connect(server.url(DATABASE), ssl=False)
+    try:
+        exists = await connection.fetchval("select 1 from pg_roles where rolname = $1", WRITER)
+        if not exists:
+            await connection.execute(f"create role {WRITER} login")
+        # DDL takes no parameters; the password is of our own making and has no quote in it.
+        await connection.execute(f"alter role {WRITER} password '{password}'")
+        await connection.execute(text)
+        await connection.execute(f"create schema if not exists {GUARD_SCHEMA}")
+        await SqlGuard.install(connection, schema=GUARD_SCHEMA, roles=[WRITER])
+    finally:
+        await connection.close()
+    login = f"{WRITER}:{quote(password, safe='')}"
+    return f"postgresql://{login}@{LOOPBACK}:{server.port}/{DATABASE}"
+
+
+async def read(server: PrivatePostgres) -> Written:
+    """Everything that was written, for the comparison."""
+    connection = await asyncpg.connect(server.url(DATABASE), ssl=False)
+    try:
+        rows: dict[str, list[Row]] = {}
+        for row in await connection.fetch("select path, sha256, size_bytes, lines from demo.files"):
+            rows.setdefault(row["path"], []).append(
+                Row(row["sha256"], row["size_bytes"], row["lines"])
+            )
+        audit = await connection.fetch("select task_id from demo.audit")
+    finally:
+        await connection.close()
+    return Written(rows, Counter(str(row["task_id"]) for row in audit))

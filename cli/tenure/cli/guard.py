@@ -1,0 +1,35 @@
+"""``tenure guard …``: what the systems that executors write to need, to refuse stale work."""
+
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from tenure.cli.exits import UsageError, needs
+
+app = App(name="guard", help="What guarded databases need.")
+
+
+@app.command
+def sql(
+    *,
+    print_: Annotated[
+        bool, Parameter(name="--print", negative="", help="Print the SQL; nothing else is done.")
+    ] = False,
+    schema: Annotated[str, Parameter(help="Schema for the guard's tables.")] = "public",
+    role: Annotated[
+        tuple[str, ...],
+        Parameter(help="Account that executors log in with; may be given several times."),
+    ] = (),
+) -> None:
+    """Print what the owner of a downstream database runs once, so that it refuses stale attempts.
+
+    PostgreSQL 15 or newer. May be run again.
+    """
+    if not print_:
+        raise UsageError("`tenure guard sql` only prints: say --print.")
+    with needs("sql"):
+        from tenure.executor.guards.sql import install_statements
+    try:
+        print(install_statements(schema=schema, roles=role))
+    except ValueError as error:
+        raise UsageError(f"{error}.") from error
