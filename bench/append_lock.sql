@@ -23,7 +23,7 @@ begin
     select
         array_agg(row(f.task_id, 'default', '\x00'::bytea, 'applied', '{}', 1, f.task_id, null, null,
             null, null, null, null, null, null, false, false, false, false, false, null,
-            null)::commit_item order by f.item),
+            null, null)::commit_item order by f.item),
         array_agg(row(f.item, f.task_id, 'default', 'bench', '{"path":"a"}', 0, null, null,
             'idempotent', 5, 0, 0)::task_insert order by f.item),
         (select array_agg(row(e.item, e.shard, e.task_id, 'default', 'task', e.task_id, null, 1,
@@ -33,7 +33,7 @@ begin
     into commands, inserts, events
     from fresh f;
     select outcomes into answer from commit_batch(
-        commands, inserts, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', events, '{}');
+        commands, inserts, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', events, '{}', '{}');
     return (select count(*) from unnest(answer) outcome where outcome = 0);
 end
 $$;

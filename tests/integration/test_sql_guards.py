@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from tenure.coordinator.store.commit import ItemOutcome
-from tests.support import attacks, steps
+from tests.support import attacks, intake_attacks, steps
 from tests.support.attacks import APPLIED, Attack, Ground
 from tests.support.authority import replica
 from tests.support.isolation import FreshDatabase, empty_state
@@ -61,6 +61,8 @@ LOCKS = {
         for no key update of n;""",
     "incarnations": """order by n.incarnation
     for no key update;""",
+    "intake": """order by q.intake_id
+        for no key update;""",
 }
 
 GUARDS = [
@@ -105,6 +107,11 @@ GUARDS = [
     Guard("current incarnation", attacks.a_node_registered_meanwhile,
           "o.incarnation is distinct from i.node_incarnation"),
     Guard("node lock", attacks.a_node_registered_at_once, LOCKS["nodes"], ";"),
+    Guard("row of the intake", intake_attacks.a_row_refused_meanwhile,
+          "q.state is distinct from 'waiting'"),
+    Guard("row of the intake once a call", intake_attacks.a_row_twice_in_one_call,
+          "partition by i.intake_id"),
+    Guard("lock of the intake", intake_attacks.a_row_taken_at_once, LOCKS["intake"], ";"),
     Guard("content", attacks.evidence_kept_meanwhile, "i.content_digest is not null and exists",
           without=asyncpg.UniqueViolationError, net="drop index tenure.receipts_by_content"),
     Guard("live lease", attacks.a_lease_that_ran_out_meanwhile, "i.lease_live"),

@@ -132,7 +132,7 @@ class DatabaseServer:
 
 _STATE = (
     "commands", "task_types", "tasks", "task_inputs", "attempts", "reservations", "nodes",
-    "incarnations", "receipts", "renewals", "intake", "log",
+    "incarnations", "receipts", "renewals", "intake", "intake_roles", "log",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A proxy in front of PostgreSQL that cuts the connection around a COMMIT."""
+"""A proxy in front of PostgreSQL that cuts a connection around a COMMIT, or between messages."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -20,11 +20,13 @@ class Cut(Enum):
 
 
 class PostgresProxy:
-    """Forwards whole messages. ``url`` is where clients connect; ``cut`` is the next fault."""
+    """Forwards whole messages. ``url`` is where clients connect; ``cut`` is the next fault, and so
+    is ``messages_left``: a cut instead of the message, of either direction, after so many."""
 
     def __init__(self, upstream_url: str) -> None:
         self._upstream = urlsplit(upstream_url)
         self.cut: Cut | None = None
+        self.messages_left: int | None = None
         self.refuse_connections = False
         self.cuts = 0
         self.on_cut: Callable[[], None] = lambda: None
@@ -63,14 +65,15 @@ class PostgresProxy:
             self._upstream.hostname, self._upstream.port
         )
         committing = asyncio.Event()
-        start_up = await _read_start_up(reader, writer)
-        upstream_writer.write(start_up)
-        directions = [
-            asyncio.create_task(self._to_server(reader, upstream_writer, committing)),
-            asyncio.create_task(self._to_client(upstream_reader, writer, committing)),
-        ]
+        directions: list[asyncio.Task[None]] = []
         try:
-            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
+            with suppress(asyncio.IncompleteReadError, ConnectionError):  # a client that gave up
+                upstream_writer.write(await _read_start_up(reader, writer))
+                directions = [
+                    asyncio.create_task(self._to_server(reader, upstream_writer, committing)),
+                    asyncio.create_task(self._to_client(upstream_reader, writer, committing)),
+                ]
+                await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for direction in directions:
                 direction.cancel()
@@ -83,6 +86,8 @@ class PostgresProxy:
     ) -> None:
         while True:
             kind, message = await _read_message(reader)
+            if self._used_up():
+                return
             if kind == _SIMPLE_QUERY and message[5:].upper().startswith(b"COMMIT"):
                 if self.cut is Cut.BEFORE_COMMIT:
                     self._cut()
@@ -97,6 +102,8 @@ class PostgresProxy:
     ) -> None:
         while True:
             kind, message = await _read_message(reader)
+            if self._used_up():
+                return
             if committing.is_set():
                 if kind == _READY_FOR_QUERY:
                     self._cut()
@@ -104,6 +111,16 @@ class PostgresProxy:
                 continue
             writer.write(message)
             await writer.drain()
+
+    def _used_up(self) -> bool:
+        if self.messages_left is None:
+            return False
+        self.messages_left -= 1
+        if self.messages_left >= 0:
+            return False
+        self.messages_left = None
+        self._cut()
+        return True
 
     def _cut(self) -> None:
         self.cut = None

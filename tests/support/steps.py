@@ -25,9 +25,11 @@ from tenure.coordinator.core.model import (
     Expire,
     LeasePolicy,
     Minted,
+    RefuseIntake,
     Register,
     Snapshot,
     Submit,
+    TakeIn,
 )
 from tenure.coordinator.store import commit as store
 from tenure.coordinator.store.commit import Committed, ItemOutcome
@@ -35,6 +37,7 @@ from tenure.coordinator.store.load import (
     Loaded,
     load_allocations,
     load_attempts,
+    load_intake,
     load_nodes,
     load_submissions,
 )
@@ -65,6 +68,8 @@ async def load(asked: Asked, command: AnyCommand) -> tuple[Snapshot, int]:
     pool = cast("asyncpg.Pool", asked)
     loaded: Loaded
     match command:
+        case TakeIn() | RefuseIntake():
+            loaded = await load_intake(pool, [command])
         case Submit():
             loaded = await load_submissions(pool, [command])
         case Allocate():

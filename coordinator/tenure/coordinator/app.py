@@ -29,6 +29,7 @@ from tenure.coordinator.config import CoordinatorSettings
 from tenure.coordinator.errors import BrokerUnreachable, Unavailable
 from tenure.coordinator.health import Condition, Health
 from tenure.coordinator.http_server import HttpServer, listen
+from tenure.coordinator.intake import Intake
 from tenure.coordinator.logs import configure
 from tenure.coordinator.metrics import CONTENT_TYPE, Metrics, Scrape
 from tenure.coordinator.reconciler import Reconciler
@@ -114,6 +115,9 @@ class Coordinator:
         self._scrape = Scrape(self.metrics, reads.figures)
         self._reconciler = Reconciler(commits)
         self._loops: dict[str, Loop] = {
+            "intake": Intake(
+                commits, self._authority, payload_limit_bytes=settings.payload_limit_bytes
+            ),
             "scheduler": Scheduler(commits, self._authority),
             "sweeper": Sweeper(commits, self._authority),
             "reconciler": self._reconciler,

@@ -18,10 +18,12 @@ from tenure.coordinator.core.model import (
     Happened,
     LeasePolicy,
     Outcome,
+    RefuseIntake,
     Register,
     Renew,
     Snapshot,
     Submit,
+    TakeIn,
 )
 from tenure.coordinator.lanes import Lane, Observer
 from tenure.coordinator.store.commit import Committed, commit
@@ -29,12 +31,13 @@ from tenure.coordinator.store.load import (
     Loaded,
     load_allocations,
     load_attempts,
+    load_intake,
     load_nodes,
     load_submissions,
 )
 from tenure.coordinator.store.postgres import Pool
 
-LANE_NAMES: Final = ("submissions", "reports", "renewals", "allocations", "nodes")
+LANE_NAMES: Final = ("submissions", "intake", "reports", "renewals", "allocations", "nodes")
 
 
 class Authority:
@@ -55,6 +58,7 @@ class Authority:
         self._observer = observer
         self._callbacks: list[Callable[[Sequence[Happened]], None]] = []
         self._submissions = self._lane("submissions", pool, load_submissions)
+        self._intake = self._lane("intake", pool, load_intake)
         self._reports = self._lane("reports", pool, load_attempts)
         self._renewals = self._lane("renewals", renewal_pool, load_attempts)
         self._allocations = self._lane("allocations", pool, load_allocations)
@@ -65,6 +69,7 @@ class Authority:
         """All lanes, for their metrics."""
         return (
             self._submissions,
+            self._intake,
             self._reports,
             self._renewals,
             self._allocations,
@@ -85,6 +90,10 @@ class Authority:
     async def submit(self, commands: Sequence[Submit]) -> list[Outcome]:
         """Record tasks."""
         return await self._submissions.submit(commands)
+
+    async def take_in(self, commands: Sequence[TakeIn | RefuseIntake]) -> list[Outcome]:
+        """Decide rows of the intake."""
+        return await self._intake.submit(commands)
 
     async def report(self, commands: Sequence[AttemptCommand]) -> list[Outcome]:
         """What executors say about attempts."""

@@ -21,6 +21,8 @@ from tenure.contract.tasks import TaskSubmission
 from tenure.coordinator.api import wire
 from tenure.coordinator.core import model
 from tenure.coordinator.identities import Identity, Role
+from tenure.coordinator.submission import derived_id
+from tenure.coordinator.submission import submission as make
 
 SHOP = Identity("shop", TenantId("acme"), Role.APPLICATION)
 FLEET = Identity("fleet", TenantId("acme"), Role.EXECUTOR)
@@ -29,7 +31,7 @@ NOW = 1_800_000_000_000_000
 
 
 def submission(key: str | None = "k", identity: Identity = SHOP, **values: Any) -> model.Submit:
-    return wire.submission(
+    return make(
         TaskSubmission.model_validate({"type": "a"} | values),
         task_id=TaskId(UUID),
         fallback_id=CommandId("fallback"),
@@ -50,7 +52,7 @@ def test_the_same_key_gives_the_same_command_within_a_tenant() -> None:
 
 def test_tenant_and_key_cannot_be_shifted_into_each_other() -> None:
     pairs = [("a", "bc"), ("ab", "c"), ("a-submit", "b"), ('a","submit', "b")]
-    ids = {wire.derived_id(TenantId(tenant), "submit", key) for tenant, key in pairs}
+    ids = {derived_id(TenantId(tenant), "submit", key) for tenant, key in pairs}
     assert len(ids) == len(pairs)
 
 

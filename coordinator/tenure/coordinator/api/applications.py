@@ -32,6 +32,7 @@ from tenure.coordinator.api.syntax import UUID_PATTERN, is_uuid
 from tenure.coordinator.core.model import Outcome, Submit
 from tenure.coordinator.errors import InvalidRequest, RequestRefused
 from tenure.coordinator.store.reads import Reads
+from tenure.coordinator.submission import submission
 from tenure.coordinator.waiters import WAKING_STATES, Waiter, Waiters
 
 MAX_KEY_CHARACTERS = 255
@@ -217,7 +218,7 @@ class Applications:
         return Answer(view)
 
     def _command(self, call: Call, request: TaskSubmission, key: str | None) -> Submit:
-        return wire.submission(
+        return submission(
             request,
             task_id=TaskId(self._mint_task_id()),
             fallback_id=CommandId(str(uuid4())),

@@ -1,19 +1,18 @@
 """Requests of the contract -> commands of the core, and outcomes -> replies.
 
 Ids of commands are the caller's: derived from its key or taken from its report, so that a
-repetition meets the stored outcome. Fingerprints cover everything that is meant, so that the same
-id with other content is a conflict (LATE-04).
+repetition meets the stored outcome (LATE-04). Submissions are in ``submission.py``, since they come
+through the intake too.
 """
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any, Final
-from uuid import UUID
 
 from pydantic_core import from_json
 
-from tenure.contract.codec import canonical_text, check_value, encode_json
+from tenure.contract.codec import check_value, encode_json
 from tenure.contract.ids import (
     AttemptId,
     CommandId,
@@ -21,7 +20,6 @@ from tenure.contract.ids import (
     IncarnationId,
     NodeId,
     TaskId,
-    TenantId,
 )
 from tenure.contract.reports import (
     Accept,
@@ -34,21 +32,20 @@ from tenure.contract.reports import (
     RenewalReply,
     Report,
     ReportReply,
-    Resources,
     Start,
     Take,
     TaskTypeDeclaration,
 )
 from tenure.contract.states import TERMINAL_TASK_STATES, NodeState, TaskState
-from tenure.contract.tasks import CancelReply, Submitted, TaskSubmission
+from tenure.contract.tasks import CancelReply, Submitted
 from tenure.coordinator.api.problems import RETRYABLE
 from tenure.coordinator.core import model
 from tenure.coordinator.errors import InvalidRequest, RequestRefused
 from tenure.coordinator.identities import Identity
+from tenure.coordinator.submission import amounts, derived_id, fingerprint
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_LATEST: Final = datetime(9999, 1, 1, tzinfo=UTC)
 
 _REPORT_COMMANDS: Final[Mapping[type[Any], type[model.AttemptCommand]]] = {
     Accept: model.Accept,
@@ -59,48 +56,6 @@ _REPORT_COMMANDS: Final[Mapping[type[Any], type[model.AttemptCommand]]] = {
 
 
 # Requests -> commands -------------------------------------------------------------------------
-
-
-def submission(
-    request: TaskSubmission,
-    *,
-    task_id: TaskId,
-    fallback_id: CommandId,
-    key: str | None,
-    identity: Identity,
-    payload_limit_bytes: int,
-) -> model.Submit:
-    """The command of a submission. ``fallback_id`` serves where there is no ``key``.
-
-    Raises InvalidPayload for an input that cannot be stored, InvalidRequest for an instant too far
-    ahead.
-    """
-    input_text = encode_json(request.input, limit_bytes=payload_limit_bytes, what="input")
-    if key is not None:
-        check_value(key, "idempotency_key")
-    not_before = _instant(request.not_before, "not_before")
-    deadline = _instant(request.deadline, "deadline")
-    meant = {
-        "type": request.type,
-        "input": request.input,
-        "priority": request.priority,
-        "not_before": not_before,
-        "deadline": deadline,
-        "resources": request.resources.model_dump() if request.resources else None,
-    }
-    return model.Submit(
-        command_id=fallback_id if key is None else derived_id(identity.tenant, "submit", key),
-        fingerprint=fingerprint(meant),
-        tenant=identity.tenant,
-        actor=identity.name,
-        task_id=task_id,
-        type=request.type,
-        input_text=input_text,
-        priority=request.priority,
-        not_before=not_before,
-        deadline=deadline,
-        resources=_amounts(request.resources) if request.resources else None,
-    )
 
 
 def cancellation(task_id: TaskId, *, command_id: CommandId, identity: Identity) -> model.Cancel:
@@ -316,37 +271,9 @@ def applied(outcome: model.Outcome) -> model.Reply:
 # Parts ----------------------------------------------------------------------------------------
 
 
-def derived_id(tenant: TenantId, purpose: str, key: str) -> CommandId:
-    """Command id of a caller's key: the first 16 bytes of a SHA-256 over all that scopes it."""
-    digest = sha256(canonical_text([tenant, purpose, key]).encode()).digest()
-    return CommandId(str(UUID(bytes=digest[:16])))
-
-
-def fingerprint(meant: Any) -> bytes:
-    """Digest of everything that a command means."""
-    return sha256(canonical_text(meant).encode()).digest()
-
-
 def moment(microseconds: int) -> datetime:
     """An instant of the core as a datetime in UTC."""
     return _EPOCH + microseconds * _MICROSECOND
-
-
-def _instant(value: datetime | None, field: str) -> int | None:
-    if value is None:
-        return None
-    if value >= _LATEST:
-        raise InvalidRequest(
-            f"The field {field!r}: later than the year 9998.",
-            errors=[{"field": field, "message": "later than the year 9998"}],
-        )
-    return (value - _EPOCH) // _MICROSECOND
-
-
-def _amounts(resources: Resources) -> model.ResourceAmounts:
-    return model.ResourceAmounts(
-        cpu_millis=resources.cpu_millis, memory_bytes=resources.memory_bytes
-    )
 
 
 def _declared(declaration: TaskTypeDeclaration, schema_limit_bytes: int) -> model.TaskTypeDeclared:
@@ -354,7 +281,7 @@ def _declared(declaration: TaskTypeDeclaration, schema_limit_bytes: int) -> mode
         name=declaration.name,
         effects=declaration.effects,
         max_attempts=declaration.max_attempts,
-        resources=_amounts(declaration.resources),
+        resources=amounts(declaration.resources),
         input_schema=_schema(declaration.input_schema, schema_limit_bytes),
         output_schema=_schema(declaration.output_schema, schema_limit_bytes),
     )

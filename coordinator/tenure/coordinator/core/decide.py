@@ -3,7 +3,7 @@
 from typing import assert_never
 
 from tenure.contract.codes import Code
-from tenure.coordinator.core import attempt, lease, node, receipt, task
+from tenure.coordinator.core import attempt, enqueued, lease, node, receipt, task
 from tenure.coordinator.core.model import (
     Accept,
     Allocate,
@@ -19,6 +19,7 @@ from tenure.coordinator.core.model import (
     LeasePolicy,
     Minted,
     Refused,
+    RefuseIntake,
     Register,
     Reject,
     Renew,
@@ -26,6 +27,7 @@ from tenure.coordinator.core.model import (
     Start,
     Submit,
     Take,
+    TakeIn,
 )
 
 EVENTS_PER_COMMAND = 2
@@ -43,6 +45,9 @@ def decide(
     Time never runs back for a task: a clock that was set back stands still for the rows that were
     decided later by it, here as in the commit.
     """
+    # What is repeated there is the submission, not the row: a row is decided once.
+    if isinstance(command, TakeIn):
+        return enqueued.take_in(command, snapshot, now, minted)
     stored = snapshot.command
     if stored is not None:
         if stored.fingerprint == command.fingerprint and stored.tenant == command.tenant:
@@ -53,6 +58,8 @@ def decide(
     match command:
         case Submit():
             return task.submit(command, snapshot, now, minted)
+        case RefuseIntake():
+            return enqueued.refuse(command, snapshot)
         case Cancel():
             return task.cancel(command, snapshot, minted)
         case Accept():

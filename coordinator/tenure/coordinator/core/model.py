@@ -147,6 +147,8 @@ class Snapshot:
     incarnation: IncarnationRow | None = None
     previous_incarnation: IncarnationRow | None = None  # current holder of the node's name
     same_content_receipt: ReceiptRow | None = None
+    enqueued_task_id: TaskId | None = None  # what the submission's key stands for in the intake
+    intake_waiting: bool = False  # the command's row of the intake has not been decided
 
 
 # Commands -------------------------------------------------------------------------------------
@@ -177,6 +179,23 @@ class Submit(Command):
     not_before: int | None
     deadline: int | None
     resources: ResourceAmounts | None
+
+
+@dataclass(frozen=True, slots=True)
+class TakeIn(Submit):
+    """An application asked for a task in a transaction of its own, which has committed."""
+
+    intake_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseIntake(Command):
+    """What a row of the intake asks for is no submission. Not stored as a command."""
+
+    task_id: TaskId
+    intake_id: int
+    code: Code
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +321,8 @@ class ChangeNode(Command):
 
 AnyCommand: TypeAlias = (
     Submit
+    | TakeIn
+    | RefuseIntake
     | Cancel
     | Accept
     | Start
@@ -360,6 +381,7 @@ class Reads:
     deadline_open: bool = False  # the task's deadline is ahead, or it has none
     deadline_passed: bool = False
     seen_within: int | None = None  # the incarnation was heard of within these microseconds
+    intake_id: int | None = None  # the row still waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,6 +497,15 @@ class IncarnationChanged:
     sequence: int
 
 
+@dataclass(frozen=True, slots=True)
+class IntakeDecided:
+    """A row of the intake became a task, or with a ``code`` did not."""
+
+    intake_id: int
+    code: str | None = None
+    message: str | None = None
+
+
 Write: TypeAlias = (
     TaskCreated
     | TaskChanged
@@ -484,6 +515,7 @@ Write: TypeAlias = (
     | ReceiptRecorded
     | IncarnationCreated
     | IncarnationChanged
+    | IntakeDecided
 )
 
 
@@ -523,7 +555,8 @@ class Reply:
     """What the caller is told. Stored with the command; ``expires_at`` becomes what remains at the
     moment of answering."""
 
-    outcome: str  # "applied"; "recorded": kept as evidence; "ended": there was nothing to do
+    outcome: str  # "applied"; "recorded": kept as evidence; "ended": there was nothing to do;
+    # "refused": a row of the intake
     code: str | None = None
     message: str | None = None
     task_id: TaskId | None = None
@@ -555,12 +588,16 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Guards, writes, events and the reply of one item; applied whole or not at all."""
+    """Guards, writes, events and the reply of one item; applied whole or not at all.
+
+    ``stored``: the reply is kept under the command's id, for who asks again.
+    """
 
     reads: Reads
     reply: Reply
     writes: tuple[Write, ...] = ()
     events: tuple[Happened, ...] = field(default=())
+    stored: bool = True
 
 
 Decision: TypeAlias = Refused | Answered | Accepted

@@ -44,8 +44,10 @@ def submit(command: Submit, snapshot: Snapshot, now: int, minted: Minted) -> Dec
         and command.not_before >= command.deadline
     ):
         return Refused(Code.INVALID_FIELD, "not_before is not before the deadline")
+    # A transaction that was committed but not taken in yet has been told an id already.
+    task_id = snapshot.enqueued_task_id or command.task_id
     created = TaskCreated(
-        task_id=command.task_id,
+        task_id=task_id,
         tenant=command.tenant,
         type=command.type,
         input_text=command.input_text,
@@ -59,19 +61,19 @@ def submit(command: Submit, snapshot: Snapshot, now: int, minted: Minted) -> Dec
     event = Happened(
         event_id=minted.event_ids[0],
         entity_type=EntityType.TASK,
-        entity_id=command.task_id,
+        entity_id=task_id,
         tenant=command.tenant,
         epoch=snapshot.epoch,
         sequence=1,
         actor=command.actor,
         previous_state=None,
         next_state=TaskState.OPEN.value,
-        task_id=command.task_id,
+        task_id=task_id,
         task_type=command.type,
     )
     return Accepted(
-        reads=Reads(epoch=snapshot.epoch, task_id=command.task_id),
-        reply=Reply("applied", task_id=command.task_id, task_state=TaskState.OPEN),
+        reads=Reads(epoch=snapshot.epoch, task_id=task_id),
+        reply=Reply("applied", task_id=task_id, task_state=TaskState.OPEN),
         writes=(created,),
         events=(event,),
     )

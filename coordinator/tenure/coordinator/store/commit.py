@@ -32,8 +32,10 @@ from tenure.coordinator.core.model import (
     Happened,
     IncarnationChanged,
     IncarnationCreated,
+    IntakeDecided,
     LeaseRenewed,
     ReceiptRecorded,
+    RefuseIntake,
     Renew,
     TaskChanged,
     TaskCreated,
@@ -48,7 +50,7 @@ from tenure.coordinator.store.rows import (
 MAX_ITEMS: Final = 256
 """So that the answer stays below the 8 KB that a server sends before it commits."""
 
-NOT_STORED: Final = (Renew, Allocate, Expire)
+NOT_STORED: Final = (Renew, Allocate, Expire, RefuseIntake)
 """Commands whose repetition is harmless by their guards alone, and whose outcome nobody asks for
 again: they leave no row in ``commands``."""
 
@@ -58,7 +60,7 @@ _COMMIT: Final = (
     " $4::tenure.attempt_insert[], $5::tenure.attempt_update[], $6::tenure.lease_renewal[],"
     " $7::tenure.receipt_insert[], $8::tenure.incarnation_insert[],"
     " $9::tenure.incarnation_update[], $10::tenure.task_type_upsert[],"
-    " $11::tenure.event_append[], $12::uuid[])"
+    " $11::tenure.event_append[], $12::uuid[], $13::tenure.intake_update[])"
 )
 
 
@@ -124,6 +126,7 @@ def arguments(
         batch.task_types,
         batch.events,
         list(seen),
+        batch.intake,
     )
 
 
@@ -144,6 +147,7 @@ class _Batch:
         self.incarnation_updates: list[Any] = []
         self.task_types: list[Any] = []
         self.events: list[Any] = []
+        self.intake: list[Any] = []
 
     def add(self, item: int, command: AnyCommand, accepted: Accepted) -> None:
         reads = accepted.reads
@@ -177,9 +181,12 @@ class _Batch:
                     self.incarnation_updates.append(
                         (item, write.incarnation, write.state.value, write.sequence)
                     )
+                case IntakeDecided():
+                    state = "taken" if write.code is None else "refused"
+                    self.intake.append((item, write.intake_id, state, write.code, write.message))
         for event in accepted.events:
             self._event(item, event)
-        stored = not isinstance(command, NOT_STORED)
+        stored = accepted.stored and not isinstance(command, NOT_STORED)
         self.items.append(
             (
                 command.command_id if stored else None,
@@ -204,6 +211,7 @@ class _Batch:
                 reads.deadline_passed,
                 optional_datetime(new_deadline),
                 reads.seen_within,
+                reads.intake_id,
             )
         )
 

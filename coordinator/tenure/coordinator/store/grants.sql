@@ -26,10 +26,25 @@ grant execute on function
         tenure.commit_item[], tenure.task_insert[], tenure.task_update[], tenure.attempt_insert[],
         tenure.attempt_update[], tenure.lease_renewal[], tenure.receipt_insert[],
         tenure.incarnation_insert[], tenure.incarnation_update[], tenure.task_type_upsert[],
-        tenure.event_append[], uuid[])
+        tenure.event_append[], uuid[], tenure.intake_update[])
 to :"coordinator";
 
 grant execute on function tenure.relay_claim(uuid, integer, interval) to :"relay";
 grant execute on function tenure.relay_renew(uuid, smallint[], bigint[], interval) to :"relay";
 grant execute on function tenure.relay_release(uuid, smallint[], bigint[]) to :"relay";
 grant execute on function tenure.relay_advance(uuid, smallint[], bigint[], bigint[]) to :"relay";
+
+-- Applications enqueue and may do nothing else here (see `tenure migrate application`).
+do $$
+declare
+    r record;
+begin
+    for r in
+        select distinct i.role_name from tenure.intake_roles i
+        where exists (select from pg_roles p where p.rolname = i.role_name)
+    loop
+        execute format('grant usage on schema tenure to %I', r.role_name);
+        execute format('grant execute on function tenure.enqueue to %I', r.role_name);
+    end loop;
+end
+$$;

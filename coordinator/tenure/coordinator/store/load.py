@@ -14,16 +14,19 @@ from tenure.coordinator.core.model import (
     ChangeNode,
     Deliver,
     Expire,
+    RefuseIntake,
     Register,
     Renew,
     Snapshot,
     Submit,
     Take,
+    TakeIn,
 )
 from tenure.coordinator.store import named_queries
 from tenure.coordinator.store.rows import (
     attempt_row,
     incarnation_row,
+    optional_task_id,
     receipt_row,
     stored_command,
     task_row,
@@ -86,6 +89,30 @@ async def load_submissions(pool: Pool, commands: Sequence[Submit]) -> Loaded:
                 epoch=record["epoch"] or 0,
                 command=stored_command(record),
                 task_type=task_type_row(record),
+                enqueued_task_id=optional_task_id(record["enqueued_task_id"]),
+            )
+            for record in records
+        ],
+    )
+
+
+async def load_intake(pool: Pool, commands: Sequence[TakeIn | RefuseIntake]) -> Loaded:
+    """For rows of the intake."""
+    records = await pool.fetch(
+        _QUERIES["intake"],
+        [c.intake_id for c in commands],
+        [c.command_id if isinstance(c, TakeIn) else None for c in commands],
+        [c.tenant for c in commands],
+        [c.type if isinstance(c, TakeIn) else None for c in commands],
+    )
+    return _loaded(
+        records,
+        [
+            Snapshot(
+                epoch=record["epoch"] or 0,
+                command=stored_command(record),
+                task_type=task_type_row(record),
+                intake_waiting=record["intake_state"] == "waiting",
             )
             for record in records
         ],

@@ -167,7 +167,7 @@ async def up(
     Raises any SchemaError.
     """
     roles = roles or Roles()
-    async with _connection(url) as connection, _lock(connection, lock_wait_seconds):
+    async with connected(url) as connection, _lock(connection, lock_wait_seconds):
         await connection.execute(_SESSION)
         known = migrations() if files is None else files
         (await _read_status(connection, known)).check_history()
@@ -197,7 +197,7 @@ async def status(url: str) -> Status:
 
     Raises ServerTooOld, DatabaseUnreachable, DatabaseRefused.
     """
-    async with _connection(url) as connection:
+    async with connected(url) as connection:
         return await _read_status(connection, migrations())
 
 
@@ -206,7 +206,7 @@ async def verify(url: str, *, roles: Roles | None = None) -> Status:
 
     Raises SchemaTooNew, MigrationEdited, NotMigrated, RolesNeeded, and what ``status`` raises.
     """
-    async with _connection(url) as connection:
+    async with connected(url) as connection:
         found = await _read_status(connection, migrations())
         found.check()
         faults = await missing_roles(connection, roles or Roles())
@@ -225,7 +225,11 @@ async def read_status(connection: asyncpg.Connection) -> Status:
 
 
 @asynccontextmanager
-async def _connection(url: str) -> AsyncIterator[asyncpg.Connection]:
+async def connected(url: str) -> AsyncIterator[asyncpg.Connection]:
+    """A session on a server that is new enough.
+
+    Raises ServerTooOld, DatabaseUnreachable, DatabaseRefused.
+    """
     try:
         connection = await asyncpg.connect(url, timeout=CONNECT_TIMEOUT_SECONDS)
     except (OSError, TimeoutError, asyncpg.CannotConnectNowError) as error:

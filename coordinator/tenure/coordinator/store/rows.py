@@ -1,8 +1,10 @@
 """Records of the driver -> rows of the core. Instants become integer microseconds."""
 
 import json
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+from uuid import UUID
 
 from asyncpg import Record
 
@@ -50,6 +52,11 @@ def optional_microseconds(instant: datetime | None) -> int | None:
 def optional_datetime(microseconds: int | None) -> datetime | None:
     """As ``to_datetime``; None stays None."""
     return None if microseconds is None else to_datetime(microseconds)
+
+
+def optional_task_id(value: UUID | None) -> TaskId | None:
+    """The id of a task; None stays None."""
+    return None if value is None else TaskId(str(value))
 
 
 def task_row(record: Record) -> TaskRow | None:
@@ -134,6 +141,42 @@ def incarnation_row(record: Record) -> IncarnationRow | None:
         memory_used=record["memory_used"],
         task_types=frozenset(record["task_types"]),
         last_seen_at=to_microseconds(record["last_seen_at"]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeRow:
+    """What an application asked for in a transaction of its own. ``input_text`` is JSON."""
+
+    intake_id: int
+    tenant: TenantId
+    command_id: CommandId
+    task_id: TaskId
+    type: str
+    input_text: str
+    priority: int
+    not_before: datetime | None
+    deadline: datetime | None
+    cpu_millis: int | None
+    memory_bytes: int | None
+    enqueued_by: str
+
+
+def intake_row(record: Record) -> IntakeRow:
+    """A waiting row of the intake."""
+    return IntakeRow(
+        intake_id=record["intake_id"],
+        tenant=TenantId(record["tenant"]),
+        command_id=CommandId(str(record["command_id"])),
+        task_id=TaskId(str(record["task_id"])),
+        type=record["type"],
+        input_text=record["input"],
+        priority=record["priority"],
+        not_before=record["not_before"],
+        deadline=record["deadline"],
+        cpu_millis=record["cpu_millis"],
+        memory_bytes=record["memory_bytes"],
+        enqueued_by=record["enqueued_by"],
     )
 
 

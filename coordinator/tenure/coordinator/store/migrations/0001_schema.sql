@@ -1,5 +1,6 @@
 -- The authority's state. Every row carries its tenant; every writer goes through the functions of
--- the following migrations, in one lock order: tasks, nodes, incarnations, unique keys, append lock.
+-- the following migrations, in one lock order: tasks, nodes, incarnations, intake, unique keys, append
+-- lock.
 
 -- Who this database is. Compared with the running server inside every commit: a copy, a restored
 -- backup or a promoted standby grants nothing until somebody has decided what it is.
@@ -196,23 +197,36 @@ create table renewals (
 );
 create index renewals_at on renewals using brin (at);
 
--- Rows written in an application's own transaction; consumed by state, never by position.
+-- Tasks asked for in an application's own transaction; consumed by state, never by position. What a
+-- row asks for never changes. A refused row stays; asking again under its key makes another row.
 create table intake (
     intake_id bigint generated always as identity primary key,
     tenant text not null,
-    idempotency_key text not null,
+    command_id uuid not null,               -- of the submission: from the key, as over HTTP
     task_id uuid not null,
+    idempotency_key text,
     type text not null,
-    input json not null,
-    options json not null,
+    input json,                             -- moves to the task
+    priority smallint not null,
+    not_before timestamptz,
+    deadline timestamptz,
+    cpu_millis integer,                     -- null, both: as the type declares
+    memory_bytes bigint,
+    fingerprint bytea not null,             -- of all that is asked for
+    enqueued_by text not null,              -- the role that had logged in
     state text not null default 'waiting' check (state in ('waiting', 'taken', 'refused')),
     code text,
     message text,
     created_at timestamptz not null default clock_timestamp(),
     decided_at timestamptz,
-    unique (tenant, idempotency_key)
+    constraint refused_rows_have_a_code check ((state = 'refused') = (code is not null)),
+    constraint decided_rows_have_an_instant check ((state = 'waiting') = (decided_at is null)),
+    constraint rows_have_an_input_until_taken check ((state = 'taken') = (input is null))
 );
-create index intake_waiting on intake (intake_id) where state = 'waiting';
+create unique index intake_by_command on intake (command_id) where state <> 'refused';
+create index intake_refused on intake (command_id) where state = 'refused';
+create index intake_by_state on intake (state, tenant, intake_id);
+create index intake_of_task on intake (task_id);
 
 -- The outbox: a log that is appended in the commit of the state change and never updated.
 -- ``order_key`` is the task where there is one, else the entity; ``shard`` is computed from it.

@@ -1,10 +1,10 @@
 -- Compare-and-append: the only way to change the authority's state.
 --
 -- One call carries many items; each item is applied whole or not at all. The call locks what the
--- items name (tasks, nodes, incarnations: each by id), reads the clock after the last row lock,
--- looks up command ids before every other guard, checks each item's guards, applies the items whose
--- guards hold and appends their events as its last statement, under the append lock. Its answer is
--- two small arrays, so that nothing waits for the client's socket before the commit.
+-- items name (tasks, nodes, incarnations, rows of the intake: each by id), reads the clock after the
+-- last row lock, looks up command ids before every other guard, checks each item's guards, applies the
+-- items whose guards hold and appends their events as its last statement, under the append lock. Its
+-- answer is two small arrays, so that nothing waits for the client's socket before the commit.
 
 create type commit_item as (
     command_id uuid,            -- null: not stored (renewals, which only renew again)
@@ -30,7 +30,8 @@ create type commit_item as (
     deadline_open boolean,
     deadline_passed boolean,
     new_deadline timestamptz,   -- of a task that the item creates
-    seen_within bigint          -- microseconds since the incarnation was last heard of
+    seen_within bigint,         -- microseconds since the incarnation was last heard of
+    intake_id bigint            -- guard: the row still waits
 );
 create type task_insert as (
     item integer, task_id uuid, tenant text, type text, input json, priority smallint,
@@ -73,6 +74,9 @@ create type event_append as (
     attempt_id uuid, epoch integer, sequence bigint, event_id uuid, next_state text, copy boolean,
     exchange text, routing_key text, required boolean, body bytea
 );
+create type intake_update as (
+    item integer, intake_id bigint, state text, code text, message text
+);
 
 -- Epoch of the authority when the running server is the one it was opened on, else null: the
 -- timeline comes from the current WAL file's name, which changes at once with a promotion.
@@ -99,6 +103,7 @@ create function commit_batch(
     p_task_types task_type_upsert[],
     p_events event_append[],
     p_seen uuid[],
+    p_intake intake_update[],
     out outcomes smallint[],
     out decided timestamptz[],
     out clock timestamptz
@@ -151,6 +156,13 @@ begin
     order by n.incarnation
     for no key update;
 
+    if cardinality(p_intake) > 0 then
+        perform 1 from intake q
+        where q.intake_id = any (array(select i.intake_id from unnest(p_items) i))
+        order by q.intake_id
+        for no key update;
+    end if;
+
     -- The one clock, after the last row lock (LEASE-05).
     clock := clock_timestamp();
 
@@ -177,6 +189,8 @@ begin
                     partition by i.task_id order by i.ordinality) then 1
                 when i.node_id is not null and 1 < row_number() over (
                     partition by i.tenant, i.node_id order by i.ordinality) then 1
+                when i.intake_id is not null and 1 < row_number() over (
+                    partition by i.intake_id order by i.ordinality) then 1
                 -- Nor is what an item reads after an item before it may have changed that.
                 when i.incarnation is not null and coalesce(bool_or(i.node_id is not null) over (
                     partition by i.incarnation order by i.ordinality
@@ -194,6 +208,7 @@ begin
                     select 1 from receipts e
                     where e.attempt_id = i.attempt_id
                       and e.content_digest = i.content_digest) then 1
+                when i.intake_id is not null and q.state is distinct from 'waiting' then 1
                 -- Time bounds.
                 when i.lease_live and not coalesce(a.expires_at > m.at, false) then 1
                 when i.lease_over and not coalesce(a.expires_at <= m.at, false) then 1
@@ -212,6 +227,7 @@ begin
         left join attempts a on a.attempt_id = i.attempt_id
         left join incarnations n on n.incarnation = i.incarnation
         left join nodes o on o.tenant = i.tenant and o.node_id = i.node_id
+        left join intake q on q.intake_id = i.intake_id
         cross join lateral (select greatest(clock, t.decided_at, a.decided_at) as at) m
     ) g;
 
@@ -416,6 +432,14 @@ begin
             cpu_millis = excluded.cpu_millis, memory_bytes = excluded.memory_bytes,
             input_schema = excluded.input_schema, output_schema = excluded.output_schema,
             registered_at = excluded.registered_at;
+    end if;
+
+    if cardinality(p_intake) > 0 then
+        update intake q set
+            state = w.state, code = w.code, message = w.message, decided_at = decided[w.item],
+            input = case when w.state <> 'taken' then q.input end
+        from unnest(p_intake) w
+        where q.intake_id = w.intake_id and outcomes[w.item] = 0;
     end if;
 
     if cardinality(p_seen) > 0 then

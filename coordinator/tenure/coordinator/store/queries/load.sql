@@ -32,8 +32,25 @@ order by i.ord;
 select
     (select tenure.confirmed_epoch()) as epoch, clock_timestamp() as clock,
     c.command_id, c.tenant as command_tenant, c.fingerprint, c.reply, c.decided_at as command_at,
-    y.name, y.effects, y.max_attempts, y.cpu_millis, y.memory_bytes
+    y.name, y.effects, y.max_attempts, y.cpu_millis, y.memory_bytes,
+    q.task_id as enqueued_task_id
 from unnest($1::uuid[], $2::text[], $3::text[]) with ordinality as i (command_id, tenant, type, ord)
+left join tenure.commands c on c.command_id = i.command_id
+left join tenure.task_types y on y.tenant = i.tenant and y.name = i.type
+left join tenure.intake q on q.command_id = i.command_id and q.state = 'waiting'
+order by i.ord;
+
+-- name: intake
+-- $1 rows of the intake, $2 ids of their submissions (null: what the row asks for is none), $3 tenants,
+-- $4 types.
+select
+    (select tenure.confirmed_epoch()) as epoch, clock_timestamp() as clock,
+    c.command_id, c.tenant as command_tenant, c.fingerprint, c.reply, c.decided_at as command_at,
+    y.name, y.effects, y.max_attempts, y.cpu_millis, y.memory_bytes,
+    q.state as intake_state
+from unnest($1::bigint[], $2::uuid[], $3::text[], $4::text[]) with ordinality
+    as i (intake_id, command_id, tenant, type, ord)
+left join tenure.intake q on q.intake_id = i.intake_id
 left join tenure.commands c on c.command_id = i.command_id
 left join tenure.task_types y on y.tenant = i.tenant and y.name = i.type
 order by i.ord;

@@ -69,3 +69,43 @@ where n.state <> 'gone' and n.last_seen_at < clock_timestamp() - $1::interval
   and not exists (
       select 1 from tenure.attempts a where a.incarnation = n.incarnation and a.ended_at is null)
 limit $2;
+
+-- name: waiting_intake
+-- Rows of the intake to take in now, in turn from each tenant: $1 how many, $2 bytes of input
+-- altogether, though one row at least.
+with recursive tenants as (
+    (
+        select tenant from tenure.intake where state = 'waiting' order by tenant limit 1
+    )
+    union all
+    select (
+        select i.tenant from tenure.intake i
+        where i.state = 'waiting' and i.tenant > t.tenant
+        order by i.tenant limit 1
+    )
+    from tenants t where t.tenant is not null
+)
+select
+    intake_id, tenant, command_id, task_id, type, input::text as input, priority, not_before,
+    deadline, cpu_millis, memory_bytes, enqueued_by
+from (
+    select
+        w.*,
+        row_number() over turns as number,
+        sum(octet_length(w.input::text)) over turns as bytes
+    from (
+        select q.*, row_number() over (partition by q.tenant order by q.intake_id) as turn
+        from tenants t
+        cross join lateral (
+            select * from tenure.intake q
+            where q.state = 'waiting' and q.tenant = t.tenant
+            order by q.intake_id
+            limit $1
+        ) q
+        order by turn, q.intake_id
+        limit $1
+    ) w
+    window turns as (order by w.turn, w.intake_id)
+) in_turn
+where number = 1 or bytes <= $2
+order by number;

@@ -1,0 +1,98 @@
+"""A submission of the contract -> a command of the core, whichever way it came: over HTTP, or
+through the intake.
+
+The command's id is derived from the caller's key, so that a repetition meets the stored outcome.
+The fingerprint covers everything that is meant, so that the same key with other content is a
+conflict.
+"""
+
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from typing import Any, Final
+from uuid import UUID
+
+from tenure.contract.codec import canonical_text, check_value, encode_json
+from tenure.contract.ids import CommandId, TaskId, TenantId
+from tenure.contract.reports import Resources
+from tenure.contract.tasks import TaskSubmission
+from tenure.coordinator.core import model
+from tenure.coordinator.errors import InvalidRequest
+from tenure.coordinator.identities import Identity
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_LATEST: Final = datetime(9999, 1, 1, tzinfo=UTC)
+
+
+def submission(
+    request: TaskSubmission,
+    *,
+    task_id: TaskId,
+    fallback_id: CommandId,
+    key: str | None,
+    identity: Identity,
+    payload_limit_bytes: int,
+) -> model.Submit:
+    """The command of a submission. ``fallback_id`` serves where there is no ``key``.
+
+    Raises InvalidPayload for an input that cannot be stored, InvalidRequest for an instant too far
+    ahead.
+    """
+    input_text = encode_json(request.input, limit_bytes=payload_limit_bytes, what="input")
+    if key is not None:
+        check_value(key, "idempotency_key")
+    not_before = _instant(request.not_before, "not_before")
+    deadline = _instant(request.deadline, "deadline")
+    meant = {
+        "type": request.type,
+        "input": request.input,
+        "priority": request.priority,
+        "not_before": not_before,
+        "deadline": deadline,
+        "resources": request.resources.model_dump() if request.resources else None,
+    }
+    return model.Submit(
+        command_id=fallback_id if key is None else derived_id(identity.tenant, "submit", key),
+        fingerprint=fingerprint(meant),
+        tenant=identity.tenant,
+        actor=identity.name,
+        task_id=task_id,
+        type=request.type,
+        input_text=input_text,
+        priority=request.priority,
+        not_before=not_before,
+        deadline=deadline,
+        resources=amounts(request.resources) if request.resources else None,
+    )
+
+
+def derived_id(tenant: TenantId, purpose: str, key: str) -> CommandId:
+    """Command id of a caller's key: the first 16 bytes of a SHA-256 over all that scopes it.
+
+    The database derives it alike (``command_id_of``). No tenant and no purpose holds a slash.
+    """
+    digest = sha256(f"{tenant}/{purpose}/{key}".encode()).digest()
+    return CommandId(str(UUID(bytes=digest[:16])))
+
+
+def fingerprint(meant: Any) -> bytes:
+    """Digest of everything that a command means."""
+    return sha256(canonical_text(meant).encode()).digest()
+
+
+def _instant(value: datetime | None, field: str) -> int | None:
+    if value is None:
+        return None
+    if value >= _LATEST:
+        raise InvalidRequest(
+            f"The field {field!r}: later than the year 9998.",
+            errors=[{"field": field, "message": "later than the year 9998"}],
+        )
+    return (value - _EPOCH) // _MICROSECOND
+
+
+def amounts(resources: Resources) -> model.ResourceAmounts:
+    """Resources as the core has them."""
+    return model.ResourceAmounts(
+        cpu_millis=resources.cpu_millis, memory_bytes=resources.memory_bytes
+    )
