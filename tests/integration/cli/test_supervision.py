@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from tenure.cli.local.ports import LOOPBACK, reserve_port
 from tenure.cli.local.programs import Program, ProgramSpec
 from tenure.cli.local.supervisor import LONGEST_PAUSE_SECONDS, Supervisor, pause_before_restart
 from tenure.cli.local.terminal import LogFollower
+from tests.support.waiting import eventually
 
 SERVER = """
 import http.server, signal, subprocess, sys
@@ -33,12 +34,6 @@ child = subprocess.Popen(["sleep", "600"])
 print("serving", child.pid, flush=True)
 http.server.HTTPServer(("127.0.0.1", port), Ready).serve_forever()
 """
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition; the test's own time limit ends what never comes."""
-    while not condition():  # noqa: ASYNC110 - other processes' state: no event tells
-        await asyncio.sleep(0.02)
 
 
 class Scene:
@@ -87,7 +82,7 @@ async def test_a_program_is_ready_once_it_answers_and_ends_with_all_it_started(
     assert processes.is_alive(other)
     await program.stop(asyncio.Event())
     assert program.status == "ended with status 0"
-    await until(lambda: not processes.is_alive(other))
+    await eventually(lambda: not processes.is_alive(other))
 
 
 async def test_a_program_that_ends_at_its_start_shows_the_end_of_its_log(scene: Scene) -> None:
@@ -107,7 +102,7 @@ async def test_hurry_ends_what_does_not_want_to_end(
     await program.ready(within_seconds=30)
     hurry = asyncio.Event()
     stopping = asyncio.create_task(program.stop(hurry))
-    await until(lambda: program.spec.log.read_text().count("asked to end") == 1)
+    await eventually(lambda: program.spec.log.read_text().count("asked to end") == 1)
     assert not stopping.done()
     hurry.set()
     await stopping
@@ -124,7 +119,7 @@ async def test_a_killed_program_is_started_again_until_it_is_let_go(scene: Scene
     first = program.pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
-    await until(lambda: program.pid not in (None, first))
+    await eventually(lambda: program.pid not in (None, first))
     await program.ready(within_seconds=30)
     assert said[0].startswith("one: was ended by SIGKILL; starting it again in")
     await supervisor.let_go("one")
@@ -167,7 +162,7 @@ asyncio.run(main())
     grandchild = int((tmp_path / "one.log").read_text().split("serving ")[-1].split()[0])
     supervisor.kill()
     await supervisor.wait()
-    await until(lambda: not processes.is_alive(pid))
+    await eventually(lambda: not processes.is_alive(pid))
     os.kill(grandchild, signal.SIGKILL)
 
 
@@ -190,10 +185,10 @@ async def test_followed_logs_are_printed_by_line_also_after_they_were_turned_ove
         printed += capsys.readouterr().out
         return line in printed
 
-    await until(lambda: seen("one | red\n"))
+    await eventually(lambda: seen("one | red\n"))
     log.replace(tmp_path / "one.log.1")
     log.write_text("new\n")
-    await until(lambda: seen("one | new\n"))
+    await eventually(lambda: seen("one | new\n"))
     await follower.close()
     assert printed.splitlines() == [
         "two | words",

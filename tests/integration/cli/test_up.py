@@ -13,6 +13,7 @@ import pytest
 
 from tenure.cli.exits import Exit
 from tenure.cli.local import processes
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -220,8 +221,7 @@ async def test_two_stacks_work_side_by_side_and_restart_what_dies(ups: list[Up])
     # Killed itself, it leaves nobody behind, and the next start finds the data.
     os.kill(up.pid, signal.SIGKILL)
     await up.end()
-    while up.owned():  # noqa: ASYNC110 - other processes' end: no event tells
-        await asyncio.sleep(0.05)
+    await eventually(lambda: not up.owned())
     await up.start()
     tasks = (await up.read("task", "list", "--state", "delivered"))["tasks"]
     assert len(tasks) == 2

@@ -15,7 +15,7 @@ from tenure.cli.local import processes
 from tenure.cli.local.errors import LocalProcessFailedError, LocalProcessNotReadyError
 
 LOG_LIMIT_BYTES = 10 * 1024 * 1024
-HURRIED_SECONDS = 3.0
+HURRIED_SECONDS = 10.0
 KILL_SECONDS = 5.0
 _PROBE_SECONDS = 0.1
 

@@ -123,9 +123,12 @@ class Stack:
             await self._prepare()
         self._reserve_ports()
         self._write_connection()
-        self._services = [self._coordinator(), self._relay()]
+        coordinator, relay = self._coordinator(), self._relay()
+        self._services = [coordinator, relay]
         self._working = [self._executor(spec) for spec in self._executors]
-        await together(*(self._start(program) for program in (*self._services, *self._working)))
+        # The coordinator makes what the others would look for in vain, and complain about.
+        await self._start(coordinator)
+        await together(*(self._start(program) for program in (relay, *self._working)))
 
     async def stop(self, hurry: asyncio.Event | None = None) -> None:
         """End everything that runs: executors, coordinator, relay, then the servers.

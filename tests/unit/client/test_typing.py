@@ -1,0 +1,73 @@
+"""What an application's type checker sees, and what an application has to install."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.support.repository import REPOSITORY
+
+PROGRAM = """
+from typing import assert_type
+
+from pydantic import BaseModel
+from tenure.client import AsyncClient, TaskHandle, TaskType
+
+class In(BaseModel):
+    path: str
+
+class Out(BaseModel):
+    digest: str
+
+T = TaskType("t", input=In, output=Out)
+
+async def use(client: AsyncClient) -> None:
+    handle = await client.submit(T, In(path="a"))
+    assert_type(handle, TaskHandle[Out])
+    assert_type(await handle.result(timeout=1), Out)
+    assert_type(await client.submit_many(T, [In(path="a")]), list[TaskHandle[Out]])
+    assert_type(client.task("id", T), TaskHandle[Out])
+"""
+
+
+@pytest.mark.parametrize(
+    ("addition", "fits"),
+    [
+        ("", True),
+        ("await client.submit(T, Out(digest='a'))", False),
+        ("await client.submit(T, {'path': 'a'})", False),
+        ("(await handle.result()).path", False),
+        ("await client.submit_many(T, [Out(digest='a')])", False),
+    ],
+)
+def test_mypy_judges_whether_input_and_output_fit_the_task_type(
+    addition: str, fits: bool, tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM + textwrap.indent(addition, "    ") + "\n")
+    settings = str(REPOSITORY / "pyproject.toml")
+    result = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--config-file", settings, str(program)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (result.returncode == 0) == fits, result.stdout
+
+
+def test_an_application_needs_the_client_extra_and_nothing_else() -> None:
+    script = (
+        "import sys, tenure.client\n"
+        "installed = {name.split('.')[0] for name in sys.modules}\n"
+        "print(sorted(installed & {'aio_pika', 'asyncpg', 'cyclopts', 'prometheus_client',"
+        " 'pydantic_settings', 'rich', 'starlette', 'structlog', 'uvicorn', 'uuid_utils'}))\n"
+        "print(sorted(name for name in sys.modules if name.count('.') == 1"
+        " and name.startswith('tenure.')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["[]", "['tenure.client', 'tenure.contract']"]
