@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # Source folders; bench and examples count once they hold a program.
-CODE := contract coordinator relay executor client cli tests \
+CODE := contract settings coordinator relay executor client cli tests \
         $(patsubst %/,%,$(sort $(dir $(wildcard bench/*.py examples/*.py examples/*/*.py))))
 
 .PHONY: help

@@ -1,4 +1,4 @@
-"""The tree keeps the layout that the tools rely on: one namespace package over six source roots."""
+"""The tree keeps the layout that the tools rely on: one namespace package over several roots."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def test_a_folder_without_init_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("root", ROOTS)
 def test_a_source_root_holds_only_its_package(root: str) -> None:
-    """A regular `tenure` package in one root would hide the five others."""
+    """A regular `tenure` package in one root would hide the others."""
     caches = {"__pycache__"}
     outer = {entry.name for entry in (REPOSITORY / root).iterdir()}
     assert outer - caches - {"README.md"} == {"tenure"}

@@ -6,7 +6,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 """The top folder of the checkout."""
 
-ROOTS = ("contract", "coordinator", "relay", "executor", "client", "cli")
+ROOTS = ("contract", "settings", "coordinator", "relay", "executor", "client", "cli")
 """The source roots: each holds one package of the namespace `tenure`, of the same name."""
 
 

@@ -104,7 +104,7 @@ class Coordinator:
             on_tick=self.metrics.tail_ticked,
         )
         self._broker = Broker(
-            settings.broker_url.get_secret_value(),
+            settings.broker_url_now,
             name_prefix=settings.name_prefix,
             queues=node_reads.queues,
             condition=self._broker_condition,
@@ -167,9 +167,10 @@ class Coordinator:
 
     async def _pool(self, purpose: str, size: int) -> Pool:
         pool = await open_pool(
-            self._settings.database_url.get_secret_value(),
+            self._settings.database_url.current,
             size=size,
             application_name=f"tenure-coordinator {purpose}",
+            pooled=self._settings.pooled,
         )
         self._pools.append(pool)
         return pool
@@ -234,9 +235,9 @@ class Coordinator:
 
     async def _watch_database(self, reads: Reads) -> None:
         """Log in, compare the schema with this program's, again and again."""
-        url = self._settings.database_url.get_secret_value()
         while True:
             try:
+                url = self._settings.database_url.current()
                 (await migrate.status(url)).check()
                 self._schema_usable.set()
                 await self._check_authority(reads)

@@ -10,7 +10,6 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final, cast
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import aio_pika
 import structlog
@@ -36,13 +35,20 @@ from tenure.contract.topology import (
     node_queue_arguments,
 )
 from tenure.coordinator.core.model import Happened
-from tenure.coordinator.errors import BrokerError, BrokerRefused, BrokerUnreachable, Unavailable
+from tenure.coordinator.errors import (
+    BrokerError,
+    BrokerRefused,
+    BrokerUnreachable,
+    BrokerUntrusted,
+    Unavailable,
+)
 from tenure.coordinator.health import Condition
+from tenure.settings.addresses import Address, asked
+from tenure.settings.tls import not_tls, untrusted
 
 log = structlog.get_logger()
 
 OPERATION_SECONDS: Final = 5.0
-HEARTBEAT_SECONDS: Final = 10
 COMPARE_SECONDS: Final = 5.0
 """How often the queues are compared with the database."""
 COMPARISONS_PER_CHECK: Final = 3
@@ -62,7 +68,7 @@ class Broker:
 
     def __init__(
         self,
-        url: str,
+        url: Address,
         *,
         name_prefix: str,
         queues: Callable[[], Awaitable[dict[str, bool]]],
@@ -72,7 +78,7 @@ class Broker:
     ) -> None:
         """``queues``: names of node queues, True for one that must exist, False for one that may
         go. ``on_dead_letter`` is told the reason of each message that came back."""
-        self._url = with_heartbeat(url)
+        self._url = url
         self._name_prefix = name_prefix
         self._queues = queues
         self._condition = condition
@@ -132,7 +138,7 @@ class Broker:
         ):
             with attempt:
                 try:
-                    return await aio_pika.connect(self._url, timeout=OPERATION_SECONDS)
+                    return await aio_pika.connect(asked(self._url), timeout=OPERATION_SECONDS)
                 except _Lost as error:
                     self._condition.not_usable(refusal(error))
                     raise
@@ -276,20 +282,20 @@ def refusal(error: BaseException) -> BrokerError:
             next_step="Give the user the rights to configure, write and read its names; remove what"
             " exists under these names with other properties.",
         )
+    if why := untrusted(error):
+        return BrokerUntrusted(
+            f"The broker's certificate is not accepted: {why}.",
+            next_step="Check the host in TENURE_BROKER_URL, and TENURE_BROKER_CA_FILE.",
+        )
+    if not_tls(error):
+        return BrokerUntrusted(
+            "The broker does not speak TLS at this address.",
+            next_step="Check the port in TENURE_BROKER_URL; TLS often has one of its own.",
+        )
     return BrokerUnreachable(
         f"No connection to the broker: {reason}.",
         next_step="Check the address, and that the broker runs.",
     )
-
-
-def with_heartbeat(url: str) -> str:
-    """``url`` with our heartbeat, unless it names one: a dead peer is noticed in about 30 s."""
-    parts = urlsplit(url)
-    query = parse_qsl(parts.query)
-    if any(name == "heartbeat" for name, _ in query):
-        return url
-    query.append(("heartbeat", str(HEARTBEAT_SECONDS)))
-    return urlunsplit(parts._replace(query=urlencode(query)))
 
 
 def _cancelled_by_us() -> bool:

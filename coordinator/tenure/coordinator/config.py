@@ -1,24 +1,26 @@
-"""Settings of the coordinator: ``TENURE_*`` in the environment, secrets also by ``…_FILE``."""
+"""Settings of the coordinator, and of migrations: see docs/settings.md."""
 
-import os
-from pathlib import Path
-from typing import Annotated, Any, Final, Literal
-from urllib.parse import parse_qs, urlsplit
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
-from pydantic_core import from_json
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
-from pydantic_settings.exceptions import SettingsError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, TypeAdapter, model_validator
+from pydantic import ValidationError as InvalidTokens
 
 from tenure.contract.ids import TENANT_PATTERN, TenantId
 from tenure.contract.tasks import DEFAULT_PAYLOAD_LIMIT_BYTES
 from tenure.contract.topology import DEFAULT_PREFIX
 from tenure.coordinator.core.model import LeasePolicy
-from tenure.coordinator.errors import SettingsInvalid
-from tenure.coordinator.identities import Identities, Identity, Role
-
-PREFIX: Final = "TENURE_"
-_SECRETS: Final = ("database_url", "broker_url", "tokens")
+from tenure.coordinator.identities import CurrentIdentities, Identities, Identity, Role
+from tenure.coordinator.store.roles import Roles
+from tenure.settings.addresses import DatabaseUrl, ListenAddress, host_and_port
+from tenure.settings.process import (
+    BrokerSettings,
+    DatabaseSettings,
+    LogSettings,
+    NamePrefix,
+    ProcessSettings,
+    load,
+)
+from tenure.settings.secrets import Password, Secret
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Connections = Annotated[int, Field(ge=1, le=200)]
@@ -35,60 +37,66 @@ class TokenEntry(BaseModel):
     role: Role
 
 
-class _SecretFiles(PydanticBaseSettingsSource):
-    """``TENURE_X_FILE`` names a file that holds the value of ``TENURE_X``."""
-
-    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
-        return None, field_name, False  # asked for by the base class; __call__ reads them all
-
-    def __call__(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name in _SECRETS:
-            variable = f"{PREFIX}{name.upper()}"
-            path = os.environ.get(f"{variable}_FILE")
-            if path is None:
-                continue
-            if variable in os.environ:
-                raise SettingsInvalid(
-                    f"{variable} and {variable}_FILE are both set.", next_step="Keep one of them."
-                )
-            try:
-                text = Path(path).read_text("utf-8").strip()
-            except (OSError, ValueError) as error:
-                raise SettingsInvalid(
-                    f"{variable}_FILE cannot be read: {error}.",
-                    next_step="Name a text file that this process may read.",
-                ) from error
-            if name == "tokens":
-                try:
-                    found[name] = from_json(text)
-                except ValueError as error:
-                    raise SettingsInvalid(
-                        f"{variable}_FILE holds no JSON.",
-                        next_step="Write a list of {name, token, tenant, role}.",
-                    ) from error
-            else:
-                found[name] = text
-        return found
+_ENTRIES = TypeAdapter(Annotated[tuple[TokenEntry, ...], Field(min_length=1)])
 
 
-class CoordinatorSettings(BaseSettings):
+class Tokens(Secret[tuple[TokenEntry, ...]]):
+    """All bearer tokens, as a JSON list."""
+
+    @classmethod
+    def parse(cls, text: str) -> tuple[TokenEntry, ...]:
+        """The entries. Raises ValueError, which says where and never what."""
+        try:
+            entries = _ENTRIES.validate_json(text)
+        except InvalidTokens as error:
+            faults = error.errors(include_url=False, include_input=False, include_context=False)
+            # Without the cause, which would show values.
+            raise ValueError(
+                "; ".join(_said(*fault["loc"], fault["msg"]) for fault in faults)
+            ) from None
+        tokens = {entry.token.get_secret_value() for entry in entries}
+        if len(tokens) != len(entries):
+            raise ValueError("two entries have one token")
+        return entries
+
+    def shown(self) -> str:
+        """Who has a token, and for what."""
+        return ", ".join(
+            f"{entry.name} ({entry.role.value} of {entry.tenant})" for entry in self.current()
+        )
+
+    def identities(self) -> Identities:
+        """Who may ask, by token, as of now."""
+        return Identities(
+            (
+                entry.token.get_secret_value(),
+                Identity(name=entry.name, tenant=TenantId(entry.tenant), role=entry.role),
+            )
+            for entry in self.current()
+        )
+
+
+class CoordinatorSettings(LogSettings, BrokerSettings, DatabaseSettings):
     """Everything the coordinator can be told. Durations in seconds, sizes in bytes."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True
+    process: ClassVar[str] = "coordinator"
+
+    tokens: Tokens = Field(
+        description='bearer tokens: JSON list of `{"name", "token", "tenant", "role"}`, the role'
+        " one of application, executor, operator, read_only"
+    )
+    name_prefix: NamePrefix = Field(
+        default=DEFAULT_PREFIX, description="of every name on the broker"
+    )
+    listen: ListenAddress = Field(
+        default="127.0.0.1:8420", description="host:port of HTTP; port 0 takes a free one"
     )
 
-    database_url: SecretStr
-    broker_url: SecretStr
-    tokens: tuple[TokenEntry, ...] = Field(min_length=1)
-    name_prefix: str = Field(default=DEFAULT_PREFIX, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$")
-    listen: str = "127.0.0.1:8420"
-    log_format: Literal["auto", "console", "json"] = "auto"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-
     payload_limit_bytes: int = Field(
-        default=DEFAULT_PAYLOAD_LIMIT_BYTES, ge=1024, le=16 * 2**20, description="input or output"
+        default=DEFAULT_PAYLOAD_LIMIT_BYTES,
+        ge=1024,
+        le=16 * 2**20,
+        description="of a task's input or output as JSON",
     )
     batch_limit_bytes: int = Field(
         default=8 * 2**20, ge=2**16, le=2**28, description="body of a request with many items"
@@ -96,72 +104,71 @@ class CoordinatorSettings(BaseSettings):
     max_waiting_requests: int = Field(
         default=1000, ge=1, description="in the lanes; above it requests are refused as overloaded"
     )
-    max_waiting_bytes: int = Field(default=256 * 2**20, ge=2**20, description="of their bodies")
+    max_waiting_bytes: int = Field(
+        default=256 * 2**20, ge=2**20, description="of the bodies of requests in the lanes"
+    )
     max_waiters: int = Field(default=10_000, ge=0, description="requests waiting for a result")
-    tail_interval_seconds: Seconds = 0.1
-    request_deadline_seconds: Seconds = 10.0
-    drain_seconds: Seconds = 5.0
+    tail_interval_seconds: Seconds = Field(
+        default=0.1, description="how often waiting requests look for ended tasks, all together"
+    )
+    request_deadline_seconds: Seconds = Field(
+        default=10.0, description="after it a request is answered as unavailable"
+    )
+    drain_seconds: Seconds = Field(
+        default=5.0, description="how long a stop waits for requests that are under way"
+    )
 
-    read_connections: Connections = Field(default=4, description="for what people look at")
-    node_connections: Connections = Field(default=3, description="for renewals alone")
-    commit_connections: Connections = Field(default=8, description="for the lanes and the loops")
+    read_connections: Connections = Field(
+        default=4, description="to the database, for what people look at"
+    )
+    node_connections: Connections = Field(
+        default=3, description="to the database, for renewals alone"
+    )
+    commit_connections: Connections = Field(
+        default=8, description="to the database, for the lanes and the loops"
+    )
 
-    policy_version: int = Field(default=1, ge=1)
-    lease_seconds: Seconds = 30.0
-    clock_tolerance_seconds: Annotated[float, Field(ge=0, le=60)] = 1.0
-    node_silence_seconds: Seconds = 30.0
-    retry_base_seconds: Seconds = 1.0
-    retry_cap_seconds: Seconds = 300.0
+    policy_version: int = Field(
+        default=1, ge=1, description="of the terms below, recorded with every lease"
+    )
+    lease_seconds: Seconds = Field(default=30.0, description="how long a lease lasts")
+    clock_tolerance_seconds: Annotated[float, Field(ge=0, le=60)] = Field(
+        default=1.0, description="by how much clocks may differ: authority ends that much earlier"
+    )
+    node_silence_seconds: Seconds = Field(
+        default=30.0, description="after it a silent node gets nothing new"
+    )
+    retry_base_seconds: Seconds = Field(
+        default=1.0, description="about how long the second attempt waits"
+    )
+    retry_cap_seconds: Seconds = Field(
+        default=300.0, description="the longest that any attempt waits"
+    )
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What a caller passes, then the environment, then the files it names."""
-        return (init_settings, env_settings, _SecretFiles(settings_cls))
-
-    @field_validator("database_url")
-    @classmethod
-    def _postgresql_url(cls, value: SecretStr) -> SecretStr:
-        if urlsplit(value.get_secret_value()).scheme not in ("postgresql", "postgres"):
-            raise ValueError("write postgresql://user:password@host:port/database")
-        return value
-
-    @field_validator("broker_url")
-    @classmethod
-    def _amqp_url(cls, value: SecretStr) -> SecretStr:
-        url = urlsplit(value.get_secret_value())
-        if url.scheme not in ("amqp", "amqps") or not url.hostname:
-            raise ValueError("write amqp://user:password@host:port/vhost, or amqps://")
-        if "no_verify_ssl" in parse_qs(url.query):
-            raise ValueError("certificates are always verified: remove no_verify_ssl")
-        return value
-
-    @field_validator("listen")
-    @classmethod
-    def _host_and_port(cls, value: str) -> str:
-        host_and_port(value)
-        return value
+    @model_validator(mode="after")
+    def _terms_agree(self) -> Self:
+        if self.lease_seconds <= self.clock_tolerance_seconds:
+            raise ValueError(
+                "TENURE_LEASE_SECONDS must be longer than TENURE_CLOCK_TOLERANCE_SECONDS: a lease"
+                " would be over when it begins"
+            )
+        if self.retry_base_seconds > self.retry_cap_seconds:
+            raise ValueError("TENURE_RETRY_BASE_SECONDS is above TENURE_RETRY_CAP_SECONDS")
+        if self.payload_limit_bytes > self.batch_limit_bytes:
+            raise ValueError(
+                "TENURE_PAYLOAD_LIMIT_BYTES is above TENURE_BATCH_LIMIT_BYTES: one item would not"
+                " fit into a batch"
+            )
+        return self
 
     @property
     def listen_address(self) -> tuple[str, int]:
         """Host and port; port 0 takes a free one."""
         return host_and_port(self.listen)
 
-    def identities(self) -> Identities:
-        """Who may ask, by token."""
-        return Identities(
-            (
-                entry.token.get_secret_value(),
-                Identity(name=entry.name, tenant=TenantId(entry.tenant), role=entry.role),
-            )
-            for entry in self.tokens
-        )
+    def identities(self) -> CurrentIdentities:
+        """Who may ask, by token; a file of tokens is looked at again while the process runs."""
+        return CurrentIdentities(self.tokens.identities)
 
     def policy(self) -> LeasePolicy:
         """Terms of leases and retries, in microseconds (LEASE-08)."""
@@ -175,40 +182,54 @@ class CoordinatorSettings(BaseSettings):
         )
 
 
-def load_settings(**values: Any) -> CoordinatorSettings:
-    """Settings from ``values``, the environment and the files it names, in this order.
+class MigrateSettings(ProcessSettings):
+    """What `tenure migrate` can be told."""
 
-    Raises SettingsInvalid: names what is missing or wrong, never a value.
-    """
-    try:
-        settings = CoordinatorSettings(**values)
-    except (ValidationError, SettingsError) as error:
-        raise SettingsInvalid(
-            f"The settings cannot be used: {_faults(error)}.",
-            next_step="Set them in the environment, secrets also by file (TENURE_TOKENS_FILE).",
-        ) from None  # the cause would show values
-    tokens = [entry.token.get_secret_value() for entry in settings.tokens]
-    if len(set(tokens)) != len(tokens):
-        raise SettingsInvalid("Two entries of TENURE_TOKENS have one token.")
-    return settings
+    process: ClassVar[str] = "migrate"
 
-
-def host_and_port(value: str) -> tuple[str, int]:
-    """``127.0.0.1:8420`` or ``[::1]:8420``. Raises ValueError otherwise."""
-    host, separator, port = value.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not separator or not host or not port.isdecimal() or int(port) > 65_535:
-        raise ValueError("write host:port, like 127.0.0.1:8420")
-    return host, int(port)
-
-
-def _faults(error: ValidationError | SettingsError) -> str:
-    if isinstance(error, SettingsError):
-        return str(error)
-    return "; ".join(
-        f"{PREFIX}{'.'.join(str(part) for part in fault['loc']).upper()}: {fault['msg']}"
-        for fault in error.errors(include_url=False, include_input=False, include_context=False)
+    database_url: DatabaseUrl = Field(
+        description="the login that owns the schema, directly: not through a pooler in transaction"
+        " mode"
     )
+    coordinator_role: str = Field(
+        default="tenure_coordinator", min_length=1, description="role of the coordinators"
+    )
+    relay_role: str = Field(default="tenure_relay", min_length=1, description="role of the relays")
+    coordinator_password: Password | None = Field(
+        default=None, description="new password of that role; none: left as it is"
+    )
+    relay_password: Password | None = Field(
+        default=None, description="new password of that role; none: left as it is"
+    )
+
+    @model_validator(mode="after")
+    def _a_role_each(self) -> Self:
+        if self.coordinator_role == self.relay_role:
+            raise ValueError("TENURE_COORDINATOR_ROLE and TENURE_RELAY_ROLE name one role")
+        return self
+
+    def roles(self) -> Roles:
+        """The services' roles, and their new passwords."""
+        return Roles(
+            coordinator=self.coordinator_role,
+            relay=self.relay_role,
+            coordinator_password=_current(self.coordinator_password),
+            relay_password=_current(self.relay_password),
+        )
+
+
+def load_settings(**values: Any) -> CoordinatorSettings:
+    """From ``values``, the environment and the files these name. Raises SettingsInvalid."""
+    return load(CoordinatorSettings, values)
+
+
+def _said(*parts: int | str) -> str:
+    """``(0, "token", "too short")`` as words."""
+    return " ".join(f"entry {part}" if isinstance(part, int) else part for part in parts)
+
+
+def _current(password: Password | None) -> str | None:
+    return None if password is None else password.current()
 
 
 def _microseconds(seconds: float) -> int:

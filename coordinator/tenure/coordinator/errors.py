@@ -6,11 +6,13 @@ TenureError
 ├── Retryable                       nothing is known to have changed: repeat the same request
 │   ├── Unavailable                 unavailable: the database is away, or did not answer in time
 │   └── Overloaded                  overloaded: too many requests wait already
-├── SettingsInvalid                 settings_invalid: a setting is missing or contradicts another
 ├── ListenRefused                   listen_refused: the address to listen on cannot be had
 └── BrokerError                     the broker cannot be used; messages wait in the log
     ├── BrokerUnreachable           broker_unreachable
-    └── BrokerRefused               broker_refused: login, virtual host or rights are wrong
+    ├── BrokerRefused               broker_refused: login, virtual host or rights are wrong
+    └── BrokerUntrusted             certificate_untrusted: not the broker it should be, or no TLS
+
+Settings: tenure.settings.errors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,12 +79,6 @@ class Overloaded(Retryable):
     code = Code.OVERLOADED
 
 
-class SettingsInvalid(TenureError):
-    """The process cannot start with these settings."""
-
-    code = "settings_invalid"
-
-
 class ListenRefused(TenureError):
     """The address to listen on is taken or not this machine's."""
 
@@ -103,3 +99,9 @@ class BrokerRefused(BrokerError):
     """The broker answers and says no: login, virtual host or rights."""
 
     code = "broker_refused"
+
+
+class BrokerUntrusted(BrokerError):
+    """The broker's certificate is not accepted, or it does not speak TLS."""
+
+    code = "certificate_untrusted"

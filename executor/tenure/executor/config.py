@@ -1,67 +1,31 @@
-"""Settings of an executor process: ``TENURE_*`` in the environment, secrets also by ``…_FILE``."""
+"""Settings of an executor process: see docs/settings.md."""
 
 import os
 import re
 import socket
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
-from urllib.parse import parse_qs, urlsplit
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
-from pydantic_settings.exceptions import SettingsError
+from pydantic import Field
 
 from tenure.contract.ids import NODE_PATTERN, NodeId
 from tenure.contract.reports import Resources
 from tenure.contract.tasks import DEFAULT_PAYLOAD_LIMIT_BYTES
-from tenure.executor.errors import SettingsInvalid
-
-PREFIX: Final = "TENURE_"
-_SECRETS: Final = ("token", "broker_url")
+from tenure.settings.addresses import HttpUrl, ListenAddress, host_and_port
+from tenure.settings.process import BrokerSettings, LogSettings, load
+from tenure.settings.secrets import Password
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
-class _SecretFiles(PydanticBaseSettingsSource):
-    """``TENURE_X_FILE`` names a file that holds the value of ``TENURE_X``."""
-
-    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
-        return None, field_name, False  # asked for by the base class; __call__ reads them all
-
-    def __call__(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name in _SECRETS:
-            variable = f"{PREFIX}{name.upper()}"
-            path = os.environ.get(f"{variable}_FILE")
-            if path is None:
-                continue
-            if variable in os.environ:
-                raise SettingsInvalid(
-                    f"{variable} and {variable}_FILE are both set.", next_step="Keep one of them."
-                )
-            try:
-                found[name] = Path(path).read_text("utf-8").strip()
-            except (OSError, ValueError) as error:
-                raise SettingsInvalid(
-                    f"{variable}_FILE cannot be read: {error}.",
-                    next_step="Name a text file that this process may read.",
-                ) from error
-        return found
-
-
-class ExecutorSettings(BaseSettings):
+class ExecutorSettings(LogSettings, BrokerSettings):
     """Everything an executor can be told. Durations in seconds, sizes in bytes."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True
-    )
+    process: ClassVar[str] = "executor"
 
-    url: str = "http://127.0.0.1:8420"
-    token: SecretStr
-    broker_url: SecretStr
-    state_dir: Path = Path(".tenure")
-    log_format: Literal["auto", "console", "json"] = "auto"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    url: HttpUrl = Field(default="http://127.0.0.1:8420", description="of the coordinator")
+    token: Password = Field(description="bearer token with the role executor")
+    state_dir: Path = Field(default=Path(".tenure"), description="folder of the inbox")
 
     node: str | None = Field(
         default=None,
@@ -78,10 +42,12 @@ class ExecutorSettings(BaseSettings):
         default=None, ge=0, description="offered, thousandths of a core; none: not limited"
     )
     memory_bytes: int | None = Field(default=None, ge=0, description="offered; none: not limited")
-    executor_listen: str | None = Field(
+    executor_listen: ListenAddress | None = Field(
         default=None, description="host:port of health and metrics; none: no listener"
     )
-    drain_seconds: Annotated[float, Field(ge=0, le=86_400)] = 30.0
+    drain_seconds: Annotated[float, Field(ge=0, le=86_400)] = Field(
+        default=30.0, description="how long a stop waits for what runs"
+    )
     output_limit_bytes: int = Field(
         default=DEFAULT_PAYLOAD_LIMIT_BYTES, ge=1024, description="of a task's output as JSON"
     )
@@ -94,43 +60,6 @@ class ExecutorSettings(BaseSettings):
     comparison_seconds: Seconds = Field(
         default=10.0, description="how often the coordinator is asked what this node should have"
     )
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What a caller passes, then the environment, then the files it names."""
-        return (init_settings, env_settings, _SecretFiles(settings_cls))
-
-    @field_validator("url")
-    @classmethod
-    def _http_url(cls, value: str) -> str:
-        url = urlsplit(value)
-        if url.scheme not in ("http", "https") or not url.hostname:
-            raise ValueError("write http://host:port, or https://")
-        return value
-
-    @field_validator("broker_url")
-    @classmethod
-    def _amqp_url(cls, value: SecretStr) -> SecretStr:
-        url = urlsplit(value.get_secret_value())
-        if url.scheme not in ("amqp", "amqps") or not url.hostname:
-            raise ValueError("write amqp://user:password@host:port/vhost, or amqps://")
-        if "no_verify_ssl" in parse_qs(url.query):
-            raise ValueError("certificates are always verified: remove no_verify_ssl")
-        return value
-
-    @field_validator("executor_listen")
-    @classmethod
-    def _host_and_port(cls, value: str | None) -> str | None:
-        if value:
-            host_and_port(value)
-        return value or None
 
     @property
     def listen_address(self) -> tuple[str, int] | None:
@@ -158,32 +87,5 @@ class ExecutorSettings(BaseSettings):
 
 
 def load_settings(**values: Any) -> ExecutorSettings:
-    """Settings from ``values``, the environment and the files it names, in this order.
-
-    Raises SettingsInvalid: names what is missing or wrong, never a value.
-    """
-    try:
-        return ExecutorSettings(**values)
-    except (ValidationError, SettingsError) as error:
-        raise SettingsInvalid(
-            f"The settings cannot be used: {_faults(error)}.",
-            next_step="Set them in the environment, secrets also by file (TENURE_TOKEN_FILE).",
-        ) from None  # the cause would show values
-
-
-def host_and_port(value: str) -> tuple[str, int]:
-    """``127.0.0.1:8422`` or ``[::1]:8422``. Raises ValueError otherwise."""
-    host, separator, port = value.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not separator or not host or not port.isdecimal() or int(port) > 65_535:
-        raise ValueError("write host:port, like 127.0.0.1:8422")
-    return host, int(port)
-
-
-def _faults(error: ValidationError | SettingsError) -> str:
-    if isinstance(error, SettingsError):
-        return str(error)
-    return "; ".join(
-        f"{PREFIX}{'.'.join(str(part) for part in fault['loc']).upper()}: {fault['msg']}"
-        for fault in error.errors(include_url=False, include_input=False, include_context=False)
-    )
+    """From ``values``, the environment and the files these name. Raises SettingsInvalid."""
+    return load(ExecutorSettings, values)

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final
-from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import aio_pika
 import structlog
@@ -18,12 +17,13 @@ from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMe
 from aiormq.exceptions import AMQPError, ChannelNotFoundEntity
 
 from tenure.executor.core.intake import Ack
-from tenure.executor.errors import BrokerUnavailable, ExecutorError
+from tenure.executor.errors import BrokerUnavailable, BrokerUntrusted, ExecutorError
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.executor.patience import Condition, jitter_seconds
+from tenure.settings.addresses import Address, asked
+from tenure.settings.tls import not_tls, untrusted
 
 OPERATION_SECONDS: Final = 5.0
-HEARTBEAT_SECONDS: Final = 10
 WATCH_SECONDS: Final = 10.0
 """How often it is checked that the broker still counts us as a consumer."""
 BATCH: Final = 256
@@ -39,7 +39,7 @@ class Consumer:
 
     def __init__(
         self,
-        url: str,
+        url: Address,
         *,
         queue: str,
         prefetch: int,
@@ -52,7 +52,7 @@ class Consumer:
     ) -> None:
         """``receive`` takes in a batch and says how each message leaves the queue; it raises
         ExecutorError when none may. ``consuming`` is called at the begin of each session."""
-        self._url = _with_heartbeat(url)
+        self._url = url
         self._queue_name = queue
         self._prefetch = prefetch
         self._receive = receive
@@ -100,7 +100,7 @@ class Consumer:
     async def _serve(self, session: "_Session") -> None:
         """One connection, until it is lost or consuming is over."""
         try:
-            await session.open(self._url, self._queue_name)
+            await session.open(asked(self._url), self._queue_name)
         except ChannelNotFoundEntity as error:
             self._queue_missing()
             raise BrokerUnavailable(f"the queue {self._queue_name} is not there (yet).") from error
@@ -253,6 +253,16 @@ async def _settle(batch: Sequence[AbstractIncomingMessage], acks: Sequence[Ack])
 
 
 def _refusal(error: BaseException) -> BrokerUnavailable:
+    if reason := untrusted(error):
+        return BrokerUntrusted(
+            f"the broker's certificate is not accepted: {reason}.",
+            next_step="Check the host in TENURE_BROKER_URL, and TENURE_BROKER_CA_FILE.",
+        )
+    if not_tls(error):
+        return BrokerUntrusted(
+            "the broker does not speak TLS at this address.",
+            next_step="Check the port in TENURE_BROKER_URL; TLS often has one of its own.",
+        )
     return BrokerUnavailable(
         f"no usable connection to the broker: {_said(error)}.",
         next_step="Check TENURE_BROKER_URL, its login and virtual host, and that the broker runs.",
@@ -261,13 +271,3 @@ def _refusal(error: BaseException) -> BrokerUnavailable:
 
 def _said(error: BaseException) -> str:
     return str(error) or type(error).__name__
-
-
-def _with_heartbeat(url: str) -> str:
-    """``url`` with our heartbeat, unless it names one: a dead peer is noticed in about 30 s."""
-    parts = urlsplit(url)
-    query = parse_qsl(parts.query)
-    if any(name == "heartbeat" for name, _ in query):
-        return url
-    query.append(("heartbeat", str(HEARTBEAT_SECONDS)))
-    return parts._replace(query=urlencode(query)).geturl()

@@ -18,8 +18,10 @@ TenureError
     │   └── NodeGone                this incarnation has ended for the coordinator
     ├── InboxUnavailable          the inbox file cannot be written
     ├── BrokerUnavailable         no usable connection to the broker, or no queue on it
-    ├── SettingsInvalid           a setting is missing or contradicts another
+    │   └── BrokerUntrusted       its certificate is not accepted, or it does not speak TLS
     └── ListenRefused             the address to listen on cannot be had
+
+Settings: tenure.settings.errors.
 """
 
 from tenure.contract.codes import Code, Reason
@@ -139,10 +141,10 @@ class BrokerUnavailable(ExecutorError):
     code = "broker_unavailable"
 
 
-class SettingsInvalid(ExecutorError):
-    """The settings cannot be used; the message names them and never a value."""
+class BrokerUntrusted(BrokerUnavailable):
+    """The broker's certificate is not accepted, or it does not speak TLS."""
 
-    code = "settings_invalid"
+    code = "certificate_untrusted"
 
 
 class ListenRefused(ExecutorError):

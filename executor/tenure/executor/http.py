@@ -4,6 +4,7 @@ Every failure is one of three: no usable answer (the outcome is unknown, the sam
 repeated), a refusal with its code, or the end of this incarnation.
 """
 
+from collections.abc import Callable, Generator
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
@@ -40,9 +41,11 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class Coordinator:
-    """The coordinator as the event loop uses it. Every method raises CoordinatorError."""
+    """The coordinator as the event loop uses it. Every method raises CoordinatorError.
 
-    def __init__(self, url: str, token: str) -> None:
+    ``token`` is asked for every request, so that it may be replaced."""
+
+    def __init__(self, url: str, token: Callable[[], str]) -> None:
         self._client = httpx2.AsyncClient(**_options(url, token, REQUEST_SECONDS))
 
     async def register(self, registration: Registration) -> RegistrationReply:
@@ -84,7 +87,7 @@ class RenewingCoordinator:
     """The coordinator as the renewals' thread uses it: blocking, with connections of its own, so
     that neither a blocked event loop nor a busy one can starve it."""
 
-    def __init__(self, url: str, token: str, *, timeout_seconds: float) -> None:
+    def __init__(self, url: str, token: Callable[[], str], *, timeout_seconds: float) -> None:
         self._client = httpx2.Client(**_options(url, token, timeout_seconds))
 
     def renew(self, node_id: NodeId, renewals: Renewals) -> RenewalReplies:
@@ -102,10 +105,22 @@ class RenewingCoordinator:
         self._client.close()
 
 
-def _options(url: str, token: str, timeout_seconds: float) -> dict[str, Any]:
+class _Bearer(httpx2.Auth):
+    def __init__(self, token: Callable[[], str]) -> None:
+        self._token = token
+
+    def auth_flow(
+        self, request: httpx2.Request
+    ) -> Generator[httpx2.Request, httpx2.Response, None]:
+        request.headers["authorization"] = f"Bearer {self._token()}"
+        yield request
+
+
+def _options(url: str, token: Callable[[], str], timeout_seconds: float) -> dict[str, Any]:
     return {
         "base_url": url,
-        "headers": {"authorization": f"Bearer {token}", **_JSON},
+        "auth": _Bearer(token),
+        "headers": _JSON,
         "timeout": httpx2.Timeout(timeout_seconds, connect=min(CONNECT_SECONDS, timeout_seconds)),
     }
 

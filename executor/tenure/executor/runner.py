@@ -66,7 +66,7 @@ async def run_until(app: Executor, settings: ExecutorSettings, stopping: Stoppin
         on_replaced=metrics.inbox_replaced.inc,
         keep=settings.node is not None,
     )
-    coordinator = Coordinator(settings.url, settings.token.get_secret_value())
+    coordinator = Coordinator(settings.url, settings.token.current)
     async with _listening(settings.listen_address, pages), app.open_resources() as resources:
         inbox.start()
         around = Surroundings(

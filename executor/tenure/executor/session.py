@@ -202,7 +202,7 @@ class Session:
         renewer = self._renewer = Renewer(
             RenewingCoordinator(
                 settings.url,
-                settings.token.get_secret_value(),
+                settings.token.current,
                 timeout_seconds=max(shortest, min(longest, interval)),
             ),
             node_id=self._node_id,
@@ -240,7 +240,7 @@ class Session:
             metrics=around.metrics,
         )
         consumer = Consumer(
-            settings.broker_url.get_secret_value(),
+            settings.broker_url_now,
             queue=reply.queue,
             prefetch=min(500, 2 * settings.slots + 16),
             receive=reception.messages,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tenure.coordinator.config import host_and_port, load_settings
-from tenure.coordinator.errors import SettingsInvalid
-from tenure.coordinator.identities import Role
+from tenure.coordinator.config import load_settings
+from tenure.coordinator.identities import LOOK_AGAIN_SECONDS, CurrentIdentities, Role
+from tenure.settings.errors import SettingsInvalid
 
 SECRET = "a-token-that-is-secret"
 TOKENS = [{"name": "shop", "token": SECRET, "tenant": "acme", "role": "application"}]
@@ -39,7 +39,7 @@ def test_secrets_come_from_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         path.write_text(text)
         monkeypatch.setenv(f"TENURE_{name}_FILE", str(path))
     settings = load_settings()
-    assert settings.database_url.get_secret_value() == "postgresql://127.0.0.1/from-a-file"
+    assert settings.database_url.current() == "postgresql://127.0.0.1/from-a-file"
     assert settings.identities().find(SECRET) is not None
 
 
@@ -109,6 +109,36 @@ def test_the_policy_is_made_of_the_settings() -> None:
     assert policy.clock_tolerance_microseconds == 0
 
 
-def test_an_address_is_host_and_port() -> None:
-    assert host_and_port("[::1]:80") == ("::1", 80)
-    assert host_and_port("0.0.0.0:0") == ("0.0.0.0", 0)
+def test_tokens_are_replaced_without_a_restart(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(json.dumps(TOKENS))
+    monkeypatch.delenv("TENURE_TOKENS")
+    monkeypatch.setenv("TENURE_TOKENS_FILE", str(path))
+    now = [0.0]
+    identities = CurrentIdentities(load_settings().tokens.identities, clock=lambda: now[0])
+    assert identities.find(SECRET) is not None
+    path.write_text(json.dumps([TOKENS[0] | {"token": "another-token-of-16"}]))
+    assert identities.find("another-token-of-16") is not None  # a new token at once
+    assert identities.find(SECRET) is None
+    path.write_text(json.dumps(TOKENS))
+    assert identities.find("another-token-of-16") is not None
+    now[0] += LOOK_AGAIN_SECONDS
+    assert identities.find("another-token-of-16") is None  # one taken back, a second later
+    path.write_text("half writ")
+    now[0] += LOOK_AGAIN_SECONDS
+    assert identities.find(SECRET) is not None
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"lease_seconds": 1.0, "clock_tolerance_seconds": 1.0}, "TENURE_LEASE_SECONDS"),
+        ({"retry_base_seconds": 10.0, "retry_cap_seconds": 5.0}, "TENURE_RETRY_CAP_SECONDS"),
+        ({"payload_limit_bytes": 2**20, "batch_limit_bytes": 2**16}, "TENURE_BATCH_LIMIT_BYTES"),
+    ],
+)
+def test_settings_that_contradict_are_named(values: dict[str, object], says: str) -> None:
+    with pytest.raises(SettingsInvalid, match=says):
+        load_settings(**values)

@@ -13,7 +13,7 @@ from aiormq.exceptions import (
 )
 
 from tenure.contract.errors import TenureError
-from tenure.coordinator.broker import refusal, with_heartbeat
+from tenure.coordinator.broker import refusal
 from tenure.coordinator.errors import BrokerRefused, BrokerUnreachable
 from tenure.coordinator.health import Condition, Health
 from tenure.coordinator.http_server import listen
@@ -86,12 +86,6 @@ def test_a_refusal_of_the_broker_is_told_from_its_absence(error: Exception, code
     found = refusal(error)
     assert found.code == code
     assert found.next_step
-
-
-def test_the_heartbeat_is_ours_unless_the_url_names_one() -> None:
-    assert with_heartbeat("amqp://a:b@c/d") == "amqp://a:b@c/d?heartbeat=10"
-    assert with_heartbeat("amqp://a/d?heartbeat=3") == "amqp://a/d?heartbeat=3"
-    assert with_heartbeat("amqps://a/d?cafile=x") == "amqps://a/d?cafile=x&heartbeat=10"
 
 
 async def test_an_answer_does_not_wait_for_an_acknowledgement() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tenure.executor.config import ExecutorSettings, load_settings
-from tenure.executor.errors import SettingsInvalid
+from tenure.settings.errors import SettingsInvalid
 
 REQUIRED = {"token": "a-secret-token", "broker_url": "amqp://user:secret@127.0.0.1/vhost"}
 
@@ -26,7 +26,7 @@ def test_a_secret_comes_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file.write_text("from-a-file\n")
     monkeypatch.setenv("TENURE_TOKEN_FILE", str(file))
     settings = load_settings(broker_url=REQUIRED["broker_url"])
-    assert settings.token.get_secret_value() == "from-a-file"
+    assert settings.token.current() == "from-a-file"
     monkeypatch.setenv("TENURE_TOKEN", "twice")
     with pytest.raises(SettingsInvalid, match="both set"):
         load_settings(broker_url=REQUIRED["broker_url"])

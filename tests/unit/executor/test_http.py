@@ -25,7 +25,7 @@ def stand_in() -> Iterator[StandIn]:
 
 @pytest.fixture
 async def coordinator(stand_in: StandIn) -> AsyncIterator[Coordinator]:
-    made = Coordinator(stand_in.url, "the-token")
+    made = Coordinator(stand_in.url, lambda: "the-token")
     yield made
     await made.close()
 
@@ -92,11 +92,11 @@ async def test_a_refusal_has_its_code(stand_in: StandIn, coordinator: Coordinato
 
 
 async def test_a_coordinator_that_is_away_leaves_the_outcome_unknown(stand_in: StandIn) -> None:
-    coordinator = Coordinator("http://127.0.0.1:1", "t")
+    coordinator = Coordinator("http://127.0.0.1:1", lambda: "t")
     with pytest.raises(CoordinatorUnavailable):
         await coordinator.drain(NODE, DrainRequest(incarnation=new_id()))
     await coordinator.close()
-    renewing = RenewingCoordinator("http://127.0.0.1:1", "t", timeout_seconds=1)
+    renewing = RenewingCoordinator("http://127.0.0.1:1", lambda: "t", timeout_seconds=1)
     with pytest.raises(CoordinatorUnavailable):
         renewing.renew(NODE, Renewals(incarnation=new_id()))
     renewing.close()
@@ -104,7 +104,7 @@ async def test_a_coordinator_that_is_away_leaves_the_outcome_unknown(stand_in: S
 
 def test_renewals_go_by_a_client_of_their_own(stand_in: StandIn) -> None:
     stand_in.answer = lambda *_: JSONResponse({"node_state": "active", "replies": []})
-    renewing = RenewingCoordinator(stand_in.url, "the-token", timeout_seconds=5)
+    renewing = RenewingCoordinator(stand_in.url, lambda: "the-token", timeout_seconds=5)
     answer = renewing.renew(NODE, Renewals(incarnation=new_id()))
     assert answer.node_state == "active"
     assert stand_in.requests[0][1] == "/v1/nodes/n.1/renewals"

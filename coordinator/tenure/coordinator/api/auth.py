@@ -6,10 +6,10 @@ from starlette.requests import Request
 
 from tenure.contract.codes import Code
 from tenure.coordinator.errors import RequestRefused
-from tenure.coordinator.identities import Identities, Identity, Role
+from tenure.coordinator.identities import CurrentIdentities, Identity, Role
 
 
-def authenticate(request: Request, identities: Identities) -> Identity:
+def authenticate(request: Request, identities: CurrentIdentities) -> Identity:
     """The identity behind the bearer token.
 
     Raises RequestRefused ``unauthenticated``: no token, or one that is not known. The answer says

@@ -26,7 +26,7 @@ from tenure.coordinator.api.auth import authenticate, require
 from tenure.coordinator.api.gate import Gate
 from tenure.coordinator.api.problems import problem_of, response_of
 from tenure.coordinator.errors import RequestRefused, Unavailable
-from tenure.coordinator.identities import Identities, Identity, Role
+from tenure.coordinator.identities import CurrentIdentities, Identity, Role
 
 log = structlog.get_logger()
 
@@ -168,7 +168,7 @@ class Entrance:
     def __init__(
         self,
         *,
-        identities: Identities,
+        identities: CurrentIdentities,
         limits: Limits,
         check_usable: Callable[[], None],
         observer: Observer,

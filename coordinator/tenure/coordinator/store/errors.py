@@ -5,6 +5,7 @@ TenureError
     ├── ServerTooOld                 server_too_old: PostgreSQL before 17
     ├── DatabaseUnreachable          unavailable: no connection; may pass
     ├── DatabaseRefused              database_refused: login, database name or rights are wrong
+    ├── DatabaseUntrusted            certificate_untrusted: not the server it should be, or no TLS
     ├── NotMigrated                  not_migrated: older than this program
     ├── SchemaTooNew                 schema_too_new: newer than this program
     ├── MigrationEdited              migration_edited: an applied file has other content now
@@ -37,6 +38,12 @@ class DatabaseRefused(SchemaError):
     """The server refuses the login, does not have the database, or gives too few rights."""
 
     code = "database_refused"
+
+
+class DatabaseUntrusted(SchemaError):
+    """The server's certificate is not accepted, or it does not speak TLS."""
+
+    code = "certificate_untrusted"
 
 
 class NotMigrated(SchemaError):

@@ -23,9 +23,9 @@ from typing import Final
 
 import asyncpg
 
+from tenure.coordinator.store.connecting import NotConnected, connection_error
 from tenure.coordinator.store.errors import (
     DatabaseRefused,
-    DatabaseUnreachable,
     MigrationBusy,
     MigrationEdited,
     MigrationFailed,
@@ -231,17 +231,12 @@ async def connected(url: str) -> AsyncIterator[asyncpg.Connection]:
     Raises ServerTooOld, DatabaseUnreachable, DatabaseRefused.
     """
     try:
-        connection = await asyncpg.connect(url, timeout=CONNECT_TIMEOUT_SECONDS)
-    except (OSError, TimeoutError, asyncpg.CannotConnectNowError) as error:
-        raise DatabaseUnreachable(
-            f"No connection to the database: {str(error) or type(error).__name__}.",
-            next_step="Check the address, and that the server runs.",
-        ) from error
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
-        raise DatabaseRefused(
-            f"The database refuses the connection: {error}.",
-            next_step="Check user, password and database name of the URL.",
-        ) from error
+        # Nothing is prepared by name: a status may be asked through a pooler.
+        connection = await asyncpg.connect(
+            url, timeout=CONNECT_TIMEOUT_SECONDS, statement_cache_size=0
+        )
+    except NotConnected as error:
+        raise connection_error(error) from error
     try:
         version = connection.get_server_version()
         if version.major < MINIMUM_SERVER_MAJOR:

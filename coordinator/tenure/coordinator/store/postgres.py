@@ -5,10 +5,12 @@ behind a pooler too; the client's own deadlines are longer than those.
 """
 
 import json
-from typing import Final
+from typing import Any, Final
 
 import asyncpg
 from asyncpg import Pool, PostgresError
+
+from tenure.settings.addresses import Address, asked
 
 __all__ = [
     "ConnectionLost",
@@ -66,14 +68,21 @@ def blames_an_item(error: PostgresError) -> bool:
     return (error.sqlstate or "").startswith(_ITEM_FAULTS)
 
 
-async def open_pool(url: str, *, size: int, application_name: str, pooled: bool = False) -> Pool:
+async def open_pool(
+    url: Address, *, size: int, application_name: str, pooled: bool = False
+) -> Pool:
     """A pool of at most ``size`` connections that resolves names in the schema ``tenure``.
 
     ``pooled``: the connection goes through a transaction pooler, so nothing is prepared by name.
     Raises what asyncpg raises when the server cannot be reached.
     """
+
+    async def connect(dsn: str | None = None, **options: Any) -> asyncpg.Connection:
+        # Asked now: the password may have been replaced since the last connection.
+        return await asyncpg.connect(asked(url), **options)
+
     return await asyncpg.create_pool(
-        url,
+        connect=connect,
         min_size=0,
         max_size=size,
         command_timeout=COMMAND_TIMEOUT_SECONDS,

@@ -1,0 +1,13 @@
+"""What can be wrong with settings.
+
+TenureError
+└── SettingsInvalid     settings_invalid: one is missing, unknown, wrong, or contradicts another
+"""
+
+from tenure.contract.errors import TenureError
+
+
+class SettingsInvalid(TenureError):
+    """The process cannot start with these settings; names them, and never shows a secret."""
+
+    code = "settings_invalid"
