@@ -54,7 +54,7 @@ check: install ## Lint, formatting, types and import rules
 	$(BIN)/lint-imports
 
 .PHONY: schemas
-schemas: install ## Write the exported schemas, golden messages and tables of docs/wire.md anew
+schemas: install ## Write the exported schemas, golden messages and tables of the docs anew
 	@$(BIN)/python -m tests.support.exported
 
 .PHONY: format

@@ -5,7 +5,7 @@
 - ``contract/tenure/contract/schemas/event.json``    JSON Schema of an event
 - ``contract/tenure/contract/schemas/http.json``     JSON Schemas of what HTTP carries
 - ``contract/tenure/contract/schemas/events.jsonl``  golden messages, one a line, byte for byte
-- the tables in ``docs/wire.md`` between their marks
+- the tables in ``docs/wire.md`` and ``docs/settings.md`` between their marks
 """
 
 import json
@@ -21,11 +21,12 @@ from tenure.contract.events import Event
 from tenure.coordinator.api.endpoint import Endpoint
 from tenure.coordinator.api.gate import Gate
 from tenure.coordinator.api.routes import Handlers, endpoints
-from tests.support import golden, wire_tables
+from tests.support import golden, settings_tables, wire_tables
 from tests.support.repository import REPOSITORY, package
 
 SCHEMAS = package("contract") / "schemas"
 WIRE = REPOSITORY / "docs" / "wire.md"
+SETTINGS = REPOSITORY / "docs" / "settings.md"
 
 
 def table() -> tuple[Endpoint, ...]:
@@ -60,6 +61,7 @@ def exported() -> dict[Path, str]:
             message.decode() + "\n" for message in golden.messages().values()
         ),
         WIRE: wire_tables.filled_in(WIRE.read_text(encoding="utf-8"), table()),
+        SETTINGS: settings_tables.filled_in(SETTINGS.read_text(encoding="utf-8")),
     }
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tenure.relay.config import host_and_port, load_settings
-from tenure.relay.errors import SettingsInvalid
+from tenure.relay.config import load_settings
+from tenure.settings.errors import SettingsInvalid
 
 DATABASE = "postgresql://relay:database-secret@localhost/tenure"
 BROKER = "amqp://tenure:broker-secret@localhost/tenure"
@@ -27,8 +27,8 @@ def test_settings_come_from_the_environment_and_secrets_from_files_too(
     monkeypatch.setenv("TENURE_BROKER_URL_FILE", str(secret))
     monkeypatch.setenv("TENURE_RELAY_LISTEN", "[::1]:9000")
     settings = load_settings()
-    assert settings.database_url.get_secret_value() == DATABASE
-    assert settings.broker_url.get_secret_value() == BROKER
+    assert settings.database_url.current() == DATABASE
+    assert settings.broker_url.current() == BROKER
     assert settings.listen_address == ("::1", 9000)
     assert "secret" not in repr(settings)
 
@@ -54,7 +54,7 @@ def test_an_unreadable_secret_file_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TENURE_BROKER_URL_FILE", str(tmp_path / "absent"))
-    with pytest.raises(SettingsInvalid, match="TENURE_BROKER_URL_FILE cannot be read"):
+    with pytest.raises(SettingsInvalid, match=r"TENURE_BROKER_URL_FILE=.* cannot be read"):
         load_settings(database_url=DATABASE)
 
 
@@ -67,6 +67,7 @@ def test_an_unreadable_secret_file_is_named(
         ({"relay_listen": "8421"}, "RELAY_LISTEN"),
         ({"relay_claim_seconds": 0}, "RELAY_CLAIM_SECONDS"),
         ({"relay_window_rows": 1}, "RELAY_WINDOW_ROWS"),
+        ({"relay_backoff_cap_seconds": 0.01}, "RELAY_BACKOFF_CAP_SECONDS"),
         ({"name_prefix": "spaces are not good"}, "NAME_PREFIX"),
         ({"no_such_setting": 1}, "NO_SUCH_SETTING"),
     ],
@@ -78,12 +79,6 @@ def test_a_wrong_setting_is_named_and_no_secret_shown(
         load_settings(**{"database_url": DATABASE, "broker_url": BROKER} | values)
     assert f"TENURE_{variable}" in caught.value.message
     assert "-secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize("value", ["", "localhost", ":80", "host:port", "host:99999"])
-def test_a_malformed_address_is_refused(value: str) -> None:
-    with pytest.raises(ValueError, match="host:port"):
-        host_and_port(value)
 
 
 def test_limits_are_in_microseconds_and_shared_by_all_shards() -> None:

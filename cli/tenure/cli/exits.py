@@ -87,6 +87,7 @@ _EXITS: Final = {
     "broker_unreachable": Exit.UNREACHABLE,
     "not_configured": Exit.SETUP,
     "settings_invalid": Exit.SETUP,
+    "certificate_untrusted": Exit.SETUP,
     "listen_refused": Exit.SETUP,
     "database_refused": Exit.SETUP,
     "broker_refused": Exit.SETUP,

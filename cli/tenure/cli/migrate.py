@@ -1,41 +1,43 @@
 """``tenure migrate …``: the database of the coordinator."""
 
 import asyncio
-import os
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from tenure.cli.connection import CONNECTION_FILE, read_connection_file, state_directory
-from tenure.cli.exits import SetupError, UsageError, needs
+from tenure.cli.exits import UsageError, needs
 from tenure.cli.output import Output, print_json, print_table
+from tenure.cli.settings import Config, given, local_database_url
 
 if TYPE_CHECKING:
+    from tenure.coordinator.config import MigrateSettings
     from tenure.coordinator.store.migrate import Applied, Status
-    from tenure.coordinator.store.roles import Roles
 
 app = App(name="migrate", help="Bring the database up to date.")
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class RoleNames:
-    """Names of the services' roles. New passwords for them come from TENURE_COORDINATOR_PASSWORD
-    and TENURE_RELAY_PASSWORD, or the files that ..._FILE names."""
+class Options:
+    """Where the settings come from, and names of the services' roles. New passwords for them come
+    from TENURE_COORDINATOR_PASSWORD and TENURE_RELAY_PASSWORD, or the files that ..._FILE names."""
 
-    coordinator_role: Annotated[str, Parameter(help="Role of the coordinators.")] = (
-        "tenure_coordinator"
-    )
-    relay_role: Annotated[str, Parameter(help="Role of the relays.")] = "tenure_relay"
+    config: Config = None
+    coordinator_role: Annotated[
+        str | None, Parameter(help="Role of the coordinators. [default: tenure_coordinator]")
+    ] = None
+    relay_role: Annotated[
+        str | None, Parameter(help="Role of the relays. [default: tenure_relay]")
+    ] = None
 
 
-DEFAULT_ROLES = RoleNames()
+NO_OPTIONS = Options()
 
 
 @app.command
-def up(*, roles: RoleNames = DEFAULT_ROLES) -> None:
+def up(*, options: Options = NO_OPTIONS) -> None:
     """Apply what is missing, create the services' roles where allowed, and grant them their rights.
 
     TENURE_DATABASE_URL must be the login that owns the schema. Migrations only go forward.
@@ -46,27 +48,30 @@ def up(*, roles: RoleNames = DEFAULT_ROLES) -> None:
     def say(applied: "Applied") -> None:
         print(f"applied {applied.version:04}_{applied.name}")
 
-    done = asyncio.run(migrate.up(_database_url(), say, roles=_roles(roles)))
+    settings = _settings(options)
+    done = asyncio.run(migrate.up(settings.database_url.current(), say, roles=settings.roles()))
     if not done:
         print("nothing to apply; roles and grants are in place")
 
 
 @app.command
-def status(*, output: Output = "table") -> None:
+def status(*, options: Options = NO_OPTIONS, output: Output = "table") -> None:
     """Show which migrations are applied."""
     with needs("coordinator"):
         from tenure.coordinator.store import migrate
 
-    _print_status(asyncio.run(migrate.status(_database_url())), output)
+    url = _settings(options).database_url.current()
+    _print_status(asyncio.run(migrate.status(url)), output)
 
 
 @app.command
-def verify(*, roles: RoleNames = DEFAULT_ROLES, output: Output = "table") -> None:
+def verify(*, options: Options = NO_OPTIONS, output: Output = "table") -> None:
     """Succeed when this release can use the database as it is."""
     with needs("coordinator"):
         from tenure.coordinator.store import migrate
 
-    found = asyncio.run(migrate.verify(_database_url(), roles=_roles(roles)))
+    settings = _settings(options)
+    found = asyncio.run(migrate.verify(settings.database_url.current(), roles=settings.roles()))
     _print_status(found, output)
 
 
@@ -76,7 +81,7 @@ def print_roles(
     print_: Annotated[
         bool, Parameter(name="--print", negative="", help="Print the SQL; nothing else is done.")
     ] = False,
-    roles: RoleNames = DEFAULT_ROLES,
+    options: Options = NO_OPTIONS,
 ) -> None:
     """Print what an administrator runs once where the schema's owner may not create roles."""
     if not print_:
@@ -84,38 +89,27 @@ def print_roles(
     with needs("coordinator"):
         from tenure.coordinator.store.roles import roles_sql
 
-    print(roles_sql(_roles(roles)))
+    # No database is asked, so none has to be known.
+    print(roles_sql(_settings(options, database_url="postgresql:///").roles()))
 
 
-def _roles(names: RoleNames) -> "Roles":
-    from tenure.client.settings import read_secret
-    from tenure.coordinator.store.roles import Roles
+def _settings(options: Options, database_url: str | None = None) -> "MigrateSettings":
+    """The settings; the database of the local stack where none is told.
 
-    return Roles(
-        coordinator=names.coordinator_role,
-        relay=names.relay_role,
-        coordinator_password=read_secret("TENURE_COORDINATOR_PASSWORD", os.environ),
-        relay_password=read_secret("TENURE_RELAY_PASSWORD", os.environ),
+    Raises SettingsInvalid, SetupError.
+    """
+    from tenure.coordinator.config import MigrateSettings
+    from tenure.settings.process import load, places_of
+
+    values = given(
+        config=options.config,
+        coordinator_role=options.coordinator_role,
+        relay_role=options.relay_role,
+        database_url=database_url,
     )
-
-
-def _database_url() -> str:
-    """``TENURE_DATABASE_URL`` (or ``_FILE``), else the local stack's. Raises SetupError."""
-    from tenure.client.settings import read_secret
-
-    given = read_secret("TENURE_DATABASE_URL", os.environ)
-    if given is not None:
-        return given
-    file = state_directory() / CONNECTION_FILE
-    if file.exists():
-        url = read_connection_file(file).get("database_url")
-        if isinstance(url, str):
-            return url
-    raise SetupError(
-        f"no database is known: TENURE_DATABASE_URL is not set and there is no {file}.",
-        next_step="Set TENURE_DATABASE_URL to the login that owns the schema.",
-        code="not_configured",
-    )
+    if "database_url" not in places_of(MigrateSettings, values):
+        values["database_url"] = local_database_url()
+    return load(MigrateSettings, values)
 
 
 def _print_status(found: "Status", output: str) -> None:

@@ -44,7 +44,7 @@ from tenure.coordinator.errors import (
 )
 from tenure.coordinator.health import Condition
 from tenure.settings.addresses import Address, asked
-from tenure.settings.tls import not_tls, untrusted
+from tenure.settings.tls import tls_fault
 
 log = structlog.get_logger()
 
@@ -282,16 +282,8 @@ def refusal(error: BaseException) -> BrokerError:
             next_step="Give the user the rights to configure, write and read its names; remove what"
             " exists under these names with other properties.",
         )
-    if why := untrusted(error):
-        return BrokerUntrusted(
-            f"The broker's certificate is not accepted: {why}.",
-            next_step="Check the host in TENURE_BROKER_URL, and TENURE_BROKER_CA_FILE.",
-        )
-    if not_tls(error):
-        return BrokerUntrusted(
-            "The broker does not speak TLS at this address.",
-            next_step="Check the port in TENURE_BROKER_URL; TLS often has one of its own.",
-        )
+    if fault := tls_fault(error, "broker"):
+        return BrokerUntrusted(fault.message, next_step=fault.next_step)
     return BrokerUnreachable(
         f"No connection to the broker: {reason}.",
         next_step="Check the address, and that the broker runs.",

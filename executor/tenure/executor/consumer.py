@@ -21,7 +21,7 @@ from tenure.executor.errors import BrokerUnavailable, BrokerUntrusted, ExecutorE
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.executor.patience import Condition, jitter_seconds
 from tenure.settings.addresses import Address, asked
-from tenure.settings.tls import not_tls, untrusted
+from tenure.settings.tls import tls_fault
 
 OPERATION_SECONDS: Final = 5.0
 WATCH_SECONDS: Final = 10.0
@@ -253,16 +253,8 @@ async def _settle(batch: Sequence[AbstractIncomingMessage], acks: Sequence[Ack])
 
 
 def _refusal(error: BaseException) -> BrokerUnavailable:
-    if reason := untrusted(error):
-        return BrokerUntrusted(
-            f"the broker's certificate is not accepted: {reason}.",
-            next_step="Check the host in TENURE_BROKER_URL, and TENURE_BROKER_CA_FILE.",
-        )
-    if not_tls(error):
-        return BrokerUntrusted(
-            "the broker does not speak TLS at this address.",
-            next_step="Check the port in TENURE_BROKER_URL; TLS often has one of its own.",
-        )
+    if fault := tls_fault(error, "broker"):
+        return BrokerUntrusted(fault.message, next_step=fault.next_step)
     return BrokerUnavailable(
         f"no usable connection to the broker: {_said(error)}.",
         next_step="Check TENURE_BROKER_URL, its login and virtual host, and that the broker runs.",

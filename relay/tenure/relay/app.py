@@ -55,9 +55,14 @@ def build(settings: RelaySettings) -> Parts:
     """Put a relay together as the settings say."""
     relay_id = uuid4()
     wake = asyncio.Event()
-    log = RelayLog(settings.database_url.get_secret_value(), relay_id, settings.relay_claim_seconds)
+    log = RelayLog(
+        settings.database_url.current,
+        relay_id,
+        settings.relay_claim_seconds,
+        pooled=settings.pooled,
+    )
     publisher = Publisher(
-        settings.broker_url.get_secret_value(),
+        settings.broker_url_now,
         wake=wake,
         events_exchange=topology.events_exchange(settings.name_prefix),
         confirm_timeout_seconds=settings.relay_confirm_timeout_seconds,

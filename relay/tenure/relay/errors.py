@@ -2,12 +2,16 @@
 
 TenureError
 ├── LogUnavailable          unavailable: the database does not answer, or refuses for now
-│   └── LogNotMigrated      not_migrated: the database lacks the relay's functions
+│   ├── LogNotMigrated      not_migrated: the database lacks the relay's functions
+│   ├── LogRefused          database_refused: login, database name or rights are wrong
+│   └── LogUntrusted        certificate_untrusted: not the server it should be, or no TLS
 ├── BrokerError             the broker cannot be used; rows wait in the log
 │   ├── BrokerUnreachable   broker_unreachable: no connection; may pass
-│   └── BrokerRefused       broker_refused: login, virtual host or rights are wrong
-├── SettingsInvalid         settings_invalid: a setting is missing or contradicts another
+│   ├── BrokerRefused       broker_refused: login, virtual host or rights are wrong
+│   └── BrokerUntrusted     certificate_untrusted: not the broker it should be, or no TLS
 └── ListenRefused           listen_refused: the address to listen on cannot be had
+
+Settings: tenure.settings.errors.
 """
 
 from tenure.contract.codes import Code
@@ -17,13 +21,25 @@ from tenure.contract.errors import TenureError
 class LogUnavailable(TenureError):
     """The database does not answer; the relay goes on asking."""
 
-    code = Code.UNAVAILABLE
+    code: str = Code.UNAVAILABLE
 
 
 class LogNotMigrated(LogUnavailable):
     """The database is older than this relay; it goes on asking."""
 
     code = Code.NOT_MIGRATED
+
+
+class LogRefused(LogUnavailable):
+    """The database answers and says no; it goes on asking, since that may be mended there."""
+
+    code = "database_refused"
+
+
+class LogUntrusted(LogUnavailable):
+    """The database's certificate is not accepted, or it does not speak TLS."""
+
+    code = "certificate_untrusted"
 
 
 class BrokerError(TenureError):
@@ -42,10 +58,10 @@ class BrokerRefused(BrokerError):
     code = "broker_refused"
 
 
-class SettingsInvalid(TenureError):
-    """The process cannot start with these settings."""
+class BrokerUntrusted(BrokerError):
+    """The broker's certificate is not accepted, or it does not speak TLS."""
 
-    code = "settings_invalid"
+    code = "certificate_untrusted"
 
 
 class ListenRefused(TenureError):

@@ -16,7 +16,9 @@ from uuid import UUID
 import asyncpg
 
 from tenure.relay.core.window import Cursor, Row, Want
-from tenure.relay.errors import LogNotMigrated, LogUnavailable
+from tenure.relay.errors import LogNotMigrated, LogRefused, LogUnavailable, LogUntrusted
+from tenure.settings.addresses import Address, asked
+from tenure.settings.tls import tls_fault
 
 _COUNT_LIMIT: Final = 20_000
 
@@ -48,12 +50,21 @@ def load_queries() -> dict[str, str]:
 
 class RelayLog:
     """Reads the log and holds claims as ``relay_id``. Every method raises LogUnavailable when the
-    database does not answer; the caller repeats it later, which is safe for each of them."""
+    database does not answer; the caller repeats it later, which is safe for each of them.
+
+    ``pooled``: the database is reached through a pooler in transaction mode."""
 
     def __init__(
-        self, url: str, relay_id: UUID, claim_seconds: float, command_timeout_seconds: float = 3.0
+        self,
+        url: Address,
+        relay_id: UUID,
+        claim_seconds: float,
+        command_timeout_seconds: float = 3.0,
+        *,
+        pooled: bool = False,
     ) -> None:
         self._url = url
+        self._pooled = pooled
         self._relay_id = relay_id
         self._lease = timedelta(seconds=claim_seconds)
         self._timeout_seconds = command_timeout_seconds
@@ -67,14 +78,19 @@ class RelayLog:
         async with self._opening:  # the loop and a scrape may ask at once
             if self._pool is None:
                 self._pool = await asyncpg.create_pool(
-                    self._url,
+                    connect=self._connect,
                     min_size=1,
                     max_size=2,
                     timeout=self._timeout_seconds,
                     command_timeout=self._timeout_seconds,
+                    statement_cache_size=0 if self._pooled else 100,
                     max_inactive_connection_lifetime=0,
                 )
             return self._pool
+
+    async def _connect(self, dsn: str | None = None, **options: Any) -> asyncpg.Connection:
+        # Asked now: the password may have been replaced since the last connection.
+        return await asyncpg.connect(asked(self._url), **options)
 
     async def close(self) -> None:
         """Close the pool; does not wait for a server that is away."""
@@ -175,7 +191,18 @@ def _translated() -> Iterator[None]:
             f"The database lacks a part of the schema: {error}.",
             next_step="Run `tenure migrate up`.",
         ) from error
+    except (
+        asyncpg.InvalidAuthorizationSpecificationError,
+        asyncpg.InvalidCatalogNameError,
+        asyncpg.ClientConfigurationError,
+    ) as error:
+        raise LogRefused(
+            f"The database refuses the connection: {error}.",
+            next_step="Check user, password and database name of TENURE_DATABASE_URL.",
+        ) from error
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        if fault := tls_fault(error, "database"):
+            raise LogUntrusted(fault.message, next_step=fault.next_step) from error
         raise LogUnavailable(
             f"The database does not answer: {str(error) or type(error).__name__}."
         ) from error

@@ -20,7 +20,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import aiormq
 import pamqp.frame
@@ -35,8 +34,10 @@ from tenacity.wait import wait_random_exponential
 from tenure.contract.events import CONTENT_TYPE, EVENT_ID_HEADER
 from tenure.relay.core.outcome import Outcome
 from tenure.relay.core.window import Publish
-from tenure.relay.errors import BrokerError, BrokerRefused, BrokerUnreachable
+from tenure.relay.errors import BrokerError, BrokerRefused, BrokerUnreachable, BrokerUntrusted
 from tenure.relay.notices import Notices
+from tenure.settings.addresses import Address, asked
+from tenure.settings.tls import tls_fault
 
 _HEADER_READER: Final = "_Channel__get_content_header"
 _UNBLOCKED: Final = "_Connection__connection_unblocked"
@@ -44,7 +45,6 @@ PRIVATE_NAMES: Final = {
     "channel": ("_on_confirm_frame", "_on_return_frame", "_read_content", _HEADER_READER),
     "connection": (_UNBLOCKED,),
 }
-_HEARTBEAT_SECONDS: Final = 10
 _MISSING_SECONDS: Final = 1.0  # how long the absence of an exchange is believed
 _RECONNECT_CAP_SECONDS: Final = 5.0
 _CLOSE_SECONDS: Final = 2.0
@@ -122,7 +122,7 @@ class Publisher:
 
     def __init__(
         self,
-        url: str,
+        url: Address,
         *,
         wake: asyncio.Event,
         events_exchange: str,
@@ -130,7 +130,7 @@ class Publisher:
         connect_timeout_seconds: float = 10.0,
         max_body_bytes: int = 8 * 2**20,
     ) -> None:
-        self._url = _with_defaults(url)
+        self._url = url
         self._wake = wake
         self._events_exchange = events_exchange
         self._confirm_timeout = confirm_timeout_seconds
@@ -243,12 +243,13 @@ class Publisher:
     # The session
 
     async def _open(self) -> _Session:
+        url = asked(self._url)
         transport = _KeptTransport(
-            TLSTransportFactory() if self._url.startswith("amqps:") else TCPTransportFactory()
+            TLSTransportFactory() if url.startswith("amqps:") else TCPTransportFactory()
         )
         try:
             async with asyncio.timeout(self._connect_timeout):
-                connection = aiormq.Connection(self._url, transport_factory=transport)
+                connection = aiormq.Connection(url, transport_factory=transport)
                 await connection.connect()
                 channel = await connection.channel(publisher_confirms=True)
                 if not isinstance(channel, aiormq.Channel):
@@ -405,14 +406,6 @@ def _frames(session: _Session, publish: Publish, tag: int) -> bytes:
     return b"".join(parts)
 
 
-def _with_defaults(url: str) -> str:
-    """The URL with a short heartbeat and a name for the broker's list of connections."""
-    parts = urlsplit(url)
-    query = {"heartbeat": str(_HEARTBEAT_SECONDS), "name": "tenure-relay"}
-    query.update(parse_qsl(parts.query))
-    return parts._replace(query=urlencode(query)).geturl()
-
-
 def _coded(error: Exception) -> BrokerError:
     detail = str(error) or type(error).__name__
     refusals = (
@@ -425,6 +418,8 @@ def _coded(error: Exception) -> BrokerError:
             f"The broker refuses the connection: {detail}.",
             next_step="Check user, password, virtual host and rights in TENURE_BROKER_URL.",
         )
+    if fault := tls_fault(error, "broker"):
+        return BrokerUntrusted(fault.message, next_step=fault.next_step)
     return BrokerUnreachable(
         f"No connection to the broker: {detail}.",
         next_step="Check the address in TENURE_BROKER_URL, and that the broker runs.",

@@ -1,6 +1,7 @@
 """Settings come from many places in one order, and what nobody knows stops the start by name."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,14 @@ import pytest
 
 from tenure.coordinator.config import CoordinatorSettings, MigrateSettings
 from tenure.executor.config import ExecutorSettings
+from tenure.relay.config import RelaySettings
 from tenure.settings import names
 from tenure.settings.errors import SettingsInvalid
 from tenure.settings.explain import DEFAULT, explain
 from tenure.settings.process import ProcessSettings, load
+from tests.support import exported, settings_tables
+from tests.support.settings_tables import MODELS
 
-MODELS: tuple[type[ProcessSettings], ...] = (CoordinatorSettings, ExecutorSettings, MigrateSettings)
 BROKER = "amqp://user:broker-secret@broker/vhost"
 TOKEN = "executor-token-of-the-test"
 
@@ -45,6 +48,28 @@ def file(tmp_path: Path) -> Path:
 def test_the_list_of_names_is_what_the_models_have(model: type[ProcessSettings]) -> None:
     """A setting that is not in ``tenure.settings.names`` would stop its neighbours' start."""
     assert set(model.model_fields) - {"config"} == names.PROCESSES[model.process]
+
+
+def test_the_page_about_settings_has_the_table_of_every_process() -> None:
+    page = exported.SETTINGS.read_text(encoding="utf-8")
+    assert sorted(settings_tables.blocks(page)) == sorted(names.PROCESSES)
+
+
+def test_the_file_on_the_page_about_settings_is_a_good_one(tmp_path: Path) -> None:
+    page = exported.SETTINGS.read_text(encoding="utf-8")
+    (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "tenure.toml").write_text(example)
+    (tmp_path / "secrets").mkdir()
+    for name, secret in {
+        "broker": BROKER,
+        "coordinator-database": "postgresql://c@d/",
+        "relay-database": "postgresql://r@d/",
+        "tokens.json": '[{"name":"n","token":"a-token-of-sixteen","tenant":"t","role":"operator"}]',
+    }.items():
+        (tmp_path / "secrets" / name).write_text(secret)
+    given = {"config": tmp_path / "tenure.toml"}
+    assert load(CoordinatorSettings, given).lease_seconds == 60
+    assert load(RelaySettings, given).database_url.current() == "postgresql://r@d/"
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.process)

@@ -8,7 +8,7 @@ from tenure.coordinator.store.errors import (
     DatabaseUntrusted,
     SchemaError,
 )
-from tenure.settings.tls import not_tls, untrusted
+from tenure.settings.tls import tls_fault
 
 NotConnected = (
     OSError,
@@ -23,16 +23,8 @@ NotConnected = (
 
 def connection_error(error: BaseException) -> SchemaError:
     """The error of ours that says it."""
-    if reason := untrusted(error):
-        return DatabaseUntrusted(
-            f"The database's certificate is not accepted: {reason}.",
-            next_step="Check the host and sslrootcert in TENURE_DATABASE_URL.",
-        )
-    if not_tls(error):
-        return DatabaseUntrusted(
-            "The database offers no TLS, which sslmode in TENURE_DATABASE_URL asks for.",
-            next_step="Check host and port, and that TLS is switched on there.",
-        )
+    if fault := tls_fault(error, "database"):
+        return DatabaseUntrusted(fault.message, next_step=fault.next_step)
     reason = str(error) or type(error).__name__
     passing = (
         OSError,
