@@ -37,6 +37,9 @@ ABOUT_NODES = ["allocate", "allocate", "drain", "gone", "register"]
 def collisions(draw: st.DrawFn) -> list[Op]:
     """Commands about one task, or about one node: what can get in each other's way."""
     node = draw(st.integers(0, NODES - 1))
+    if draw(st.integers(0, 3)) == 0:  # more than it has room for
+        crowd = draw(st.permutations(range(TASKS)))[:4]
+        return [Op("allocate", task=task, node=node) for task in crowd]
     task = draw(st.integers(0, TASKS - 1))
     about_tasks = draw(st.booleans())
     kinds = draw(
@@ -80,7 +83,7 @@ BEGINNING = [
         Op("submit", task=task, identity=20_100 + task, content=task % 2, first=True)
         for task in range(TASKS)
     ),
-    *(Op("allocate", task=task, node=task % NODES) for task in range(TASKS - 3)),
+    *(Op("allocate", task=task, node=task % NODES) for task in range(NODES)),
     Op("take", task=0, identity=20_200),
     Op("take", task=1, identity=20_201),
 ]

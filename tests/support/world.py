@@ -154,7 +154,7 @@ class World:
         declared = model.TaskTypeDeclared(TYPE, Effects.UNGUARDED, 2, ResourceAmounts(), None, None)
         return model.Register(
             **common, node_id=node_id, incarnation=incarnation, queue="q", software="s",
-            protocol_version=1, slots=3, cpu_millis=None if op.node else 1000,
+            protocol_version=1, slots=3 - op.node, cpu_millis=None if op.node else 1000,
             memory_bytes=op.content + 2, task_types=(declared,),
         )  # fmt: skip
 
