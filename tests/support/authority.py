@@ -48,17 +48,22 @@ from tests.support.isolation import FreshDatabase
 TENANT = TenantId("default")
 
 
-class Silent:
-    """An observer that keeps nothing."""
+class Noting:
+    """An observer that notes what went wrong and how large batches were."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+        self.codes: list[str] = []
+        self.batches: list[int] = []
 
     def batch_committed(self, lane: str, items: int, applied: int) -> None:
-        pass
+        self.batches.append(items)
 
     def refused(self, lane: str, code: str) -> None:
-        pass
+        self.codes.append(code)
 
     def stalled(self, lane: str, error: str) -> None:
-        pass
+        self.errors.append(error)
 
 
 @dataclass(frozen=True)
@@ -81,8 +86,10 @@ class Bench:
         authority: Authority,
         pool: asyncpg.Pool,
         owner: asyncpg.Connection,
+        observer: Noting,
         admin_url: str,
     ) -> None:
+        self.observer = observer
         self.authority = authority
         self.pool = pool
         self.owner = owner
@@ -300,10 +307,11 @@ async def replica(
     """A running replica of the authority."""
     pool = await open_pool(database.coordinator_url, size=8, application_name="test")
     owner = await asyncpg.connect(database.owner_url)
-    authority = Authority(pool, pool, Silent(), policy=policy)
+    observer = Noting()
+    authority = Authority(pool, pool, observer, policy=policy)
     running = asyncio.create_task(authority.run())
     try:
-        yield Bench(authority, pool, owner, database.admin_url)
+        yield Bench(authority, pool, owner, observer, database.admin_url)
     finally:
         authority.close()
         with contextlib.suppress(TimeoutError):
