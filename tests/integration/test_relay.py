@@ -1,11 +1,16 @@
 """The relay between a real PostgreSQL and a real RabbitMQ, all servers well."""
 
+from uuid import UUID
+
 import aio_pika
 import pytest
 
 from tenure.contract.events import CONTENT_TYPE
+from tenure.relay.app import build
+from tenure.relay.config import load_settings
 from tenure.relay.core.outcome import Outcome
-from tests.support.isolation import BrokerSpace, FreshDatabase
+from tenure.relay.errors import BrokerRefused
+from tests.support.isolation import BrokerSpace, FreshDatabase, with_login
 from tests.support.log_rows import LogRow, Stream, append, rows_of
 from tests.support.relays import (
     all_passed,
@@ -78,6 +83,63 @@ async def test_a_row_whose_route_is_required_is_published_only_once_its_queue_ex
             await consumer.has([behind])
             await all_passed(database.relay_url)
     assert len(arrived.messages) == 1
+
+
+async def attempt(database: FreshDatabase, task_id: UUID, state: str) -> UUID:
+    """An attempt in this state, as far as the relay looks at it."""
+    ended = state == "cancelled"
+    async with session(database.owner_url) as owner:
+        return UUID(
+            str(
+                await owner.fetchval(
+                    """
+                    insert into tenure.attempts (attempt_id, task_id, tenant, ordinal, state,
+                        version, sequence, node_id, incarnation, lease_id, fencing_token,
+                        policy_version, lease_microseconds, expires_at, scope, dispatch_event_id,
+                        dispatched_at, submitted_at, decided_at, ended_at)
+                    values (gen_random_uuid(), $1, 'default', 1, $2, 1, 1, 'n', gen_random_uuid(),
+                        gen_random_uuid(), 1, 1, 1, now(), '{}', gen_random_uuid(), now(), now(),
+                        now(), case when $3 then now() end)
+                    returning attempt_id
+                    """,
+                    task_id,
+                    state,
+                    ended,
+                )
+            )
+        )
+
+
+async def test_a_message_to_a_vanished_node_is_passed_only_once_its_attempt_has_ended(
+    database: FreshDatabase, broker: BrokerSpace
+) -> None:
+    """Else one dead node would hold up a shard for good."""
+    ended, open_one = Stream(), Stream()
+    while open_one.shard == ended.shard:
+        open_one = Stream()
+    rows = [
+        stream.next(
+            routing_key="gone",
+            required=True,
+            attempt_id=await attempt(database, stream.entity_id, state),
+        )
+        for stream, state in ((ended, "cancelled"), (open_one, "submitted"))
+    ]
+    async with relaying(database.relay_url, broker.url, broker.name_prefix) as parts:
+        passed, waiting = await record(database, rows)
+
+        async def judged() -> bool:
+            return count(parts, Outcome.WITHDRAWN) == 1 and count(parts, Outcome.RETURNED) >= 2
+
+        await until(judged)
+
+        async def moved() -> bool:
+            return (await cursors(database.relay_url))[ended.shard] == passed
+
+        await until(moved)
+        assert (await cursors(database.relay_url))[open_one.shard] < waiting
+        assert count(parts) == 0  # it was not published
+        assert parts.relay.window.rows == 1
 
 
 @pytest.mark.requirement("RELAY-02")
@@ -189,3 +251,18 @@ async def test_an_idle_relay_asks_one_cheap_question(
 
         await until(many)
         assert set(asked) <= {"head", "renew"}
+
+
+async def test_a_refused_login_has_a_code_of_its_own(
+    database: FreshDatabase, broker: BrokerSpace
+) -> None:
+    wrong = with_login(broker.url, "nobody", "wrong")
+    parts = build(
+        load_settings(
+            database_url=database.relay_url, broker_url=wrong, name_prefix=broker.name_prefix
+        )
+    )
+    with pytest.raises(BrokerRefused) as caught:
+        await parts.publisher._open()
+    assert caught.value.code == "broker_refused"
+    assert "wrong" not in str(caught.value)

@@ -68,7 +68,7 @@ class AnyBroker(RuleBasedStateMachine):
         publish = data.draw(st.sampled_from(self.in_flight))
         self.in_flight.remove(publish)
         position = publish.position
-        if self.window.settle(publish, outcome, self.now, jitter) is Verdict.PUBLISHED:
+        if self.window.settle(publish, outcome, self.now, jitter) is Verdict.DONE:
             self.published.add(position)
 
     @rule()

@@ -42,6 +42,7 @@ class LogRow:
     required: bool = False
     event_id: UUID = field(default_factory=uuid4)
     filler: str = ""
+    attempt_id: UUID | None = None
 
     @property
     def body(self) -> bytes:
@@ -71,14 +72,16 @@ async def append(connection: asyncpg.Connection, rows: Iterable[LogRow]) -> list
     rows = list(rows)
     records = await connection.fetch(
         """
-        insert into tenure.log (shard, order_key, tenant, entity_type, entity_id, epoch, sequence,
-            event_id, next_state, copy, exchange, routing_key, required, recorded_at, body)
-        select r.shard, r.entity_id, $2, 'task', r.entity_id, 1, r.sequence, r.event_id, 'open',
-            false, r.exchange, r.routing_key, r.required, clock_timestamp(), r.body
+        insert into tenure.log (shard, order_key, tenant, entity_type, entity_id, attempt_id, epoch,
+            sequence, event_id, next_state, copy, exchange, routing_key, required, recorded_at,
+            body)
+        select r.shard, r.entity_id, $2, 'task', r.entity_id, r.attempt_id, 1, r.sequence,
+            r.event_id, 'open', false, r.exchange, r.routing_key, r.required, clock_timestamp(),
+            r.body
         from unnest($1::smallint[], $3::uuid[], $4::bigint[], $5::uuid[], $6::text[], $7::text[],
-                $8::boolean[], $9::bytea[])
+                $8::boolean[], $9::bytea[], $10::uuid[])
             with ordinality r (shard, entity_id, sequence, event_id, exchange, routing_key,
-                required, body, ordinality)
+                required, body, attempt_id, ordinality)
         order by r.ordinality
         returning "position"
         """,
@@ -91,5 +94,6 @@ async def append(connection: asyncpg.Connection, rows: Iterable[LogRow]) -> list
         [row.routing_key for row in rows],
         [row.required for row in rows],
         [row.body for row in rows],
+        [row.attempt_id for row in rows],
     )
     return [record["position"] for record in records]

@@ -54,10 +54,11 @@ def test_the_cursor_stops_before_the_first_row_that_is_not_published() -> None:
 @pytest.mark.parametrize(
     ("outcome", "required", "verdict"),
     [
-        (Outcome.ACKED, True, Verdict.PUBLISHED),
-        (Outcome.ACKED, False, Verdict.PUBLISHED),
+        (Outcome.ACKED, True, Verdict.DONE),
+        (Outcome.ACKED, False, Verdict.DONE),
         (Outcome.RETURNED, True, Verdict.AGAIN_LATER),
-        (Outcome.RETURNED, False, Verdict.PUBLISHED),
+        (Outcome.RETURNED, False, Verdict.DONE),
+        (Outcome.WITHDRAWN, True, Verdict.DONE),
         (Outcome.NACKED, True, Verdict.AGAIN_LATER),
         (Outcome.NACKED, False, Verdict.AGAIN_LATER),
         (Outcome.TIMED_OUT, False, Verdict.AGAIN_LATER),

@@ -5,7 +5,7 @@ Every statement commits by itself: no transaction is ever open while the relay d
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -140,6 +140,11 @@ class RelayLog:
         )
         return {row["shard"] for row in rows}
 
+    async def withdrawn(self, attempt_ids: Collection[str]) -> set[str]:
+        """Of these attempts the ones that have ended."""
+        rows = await self._fetch("withdrawn", [UUID(one) for one in attempt_ids])
+        return {str(row["attempt_id"]) for row in rows}
+
     async def head(self, after: int) -> int | None:
         """The last position, where it is above ``after``."""
         rows = await self._fetch("head", after)
@@ -163,6 +168,7 @@ class RelayLog:
                 exchange=row["exchange"],
                 routing_key=row["routing_key"],
                 required=row["required"],
+                attempt_id=None if row["attempt_id"] is None else str(row["attempt_id"]),
                 body=row["body"],
             )
             for row in rows

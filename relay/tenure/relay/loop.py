@@ -12,7 +12,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -23,7 +23,7 @@ from tenure.relay.errors import LogUnavailable
 from tenure.relay.log import RelayLog
 from tenure.relay.metrics import RelayMetrics
 from tenure.relay.notices import Notices
-from tenure.relay.publisher import Publisher
+from tenure.relay.publisher import Publisher, Settled
 
 _BATCH_ROWS: Final = 256
 _REPEAT_CAP_SECONDS: Final = 5.0
@@ -81,6 +81,7 @@ class Relay:
         self._logger = structlog.get_logger("tenure.relay")
         self._failure_logged: dict[str, float] = {}
         self._late_confirms = 0
+        self._returned: list[Settled] = []
         self._hurry = False
 
     @property
@@ -122,21 +123,39 @@ class Relay:
 
     def _settle(self) -> None:
         self._publisher.expire()
-        now = self._microseconds()
-        metrics = self._metrics
         for settled in self._publisher.collect():
-            required = settled.publish.row.required
-            verdict = self._window.settle(settled.publish, settled.outcome, now, self._chance())
-            metrics.outcomes[settled.outcome].inc()
-            if verdict is Verdict.PUBLISHED:
-                metrics.published.inc()
-            elif may_arrive_twice(settled.outcome):
-                metrics.duplicates_possible.inc()
-            if verdict is Verdict.AGAIN_LATER:
-                self._say(settled.outcome, settled.publish.position, settled.detail, required)
+            row = settled.publish.row
+            if settled.outcome is Outcome.RETURNED and row.required and row.attempt_id is not None:
+                self._returned.append(settled)  # until the database says whether it still matters
+            else:
+                self._settle_one(settled)
         late = self._publisher.late_confirms
-        metrics.late_confirms.inc(late - self._late_confirms)
+        self._metrics.late_confirms.inc(late - self._late_confirms)
         self._late_confirms = late
+
+    def _settle_one(self, settled: Settled) -> None:
+        row, outcome = settled.publish.row, settled.outcome
+        now = self._microseconds()
+        verdict = self._window.settle(settled.publish, outcome, now, self._chance())
+        self._metrics.outcomes[outcome].inc()
+        if verdict is Verdict.DONE and outcome is not Outcome.WITHDRAWN:
+            self._metrics.published.inc()
+        elif may_arrive_twice(outcome):
+            self._metrics.duplicates_possible.inc()
+        if verdict is Verdict.AGAIN_LATER:
+            self._say(outcome, row.position, settled.detail, row.required)
+
+    async def _judge_returned(self) -> None:
+        """A message to a node that is gone is void once its attempt has ended."""
+        if not self._returned:
+            return
+        attempts = {settled.publish.row.attempt_id for settled in self._returned}
+        ended = await self._log.withdrawn([one for one in attempts if one is not None])
+        returned, self._returned = self._returned, []
+        for settled in returned:
+            if settled.publish.row.attempt_id in ended:
+                settled = replace(settled, outcome=Outcome.WITHDRAWN)
+            self._settle_one(settled)
 
     def _say(self, outcome: Outcome, position: int, detail: str, required: bool) -> None:
         """One line a minute for each kind of failure; the counts are in the metrics."""
@@ -168,6 +187,7 @@ class Relay:
         answers = self._log.answers
         try:
             await self._keep_claims()
+            await self._judge_returned()
             await self._read()
             await self._advance()
         except LogUnavailable as error:
@@ -302,6 +322,7 @@ class Relay:
                 self._settle()
                 self._drop_untrusted()
                 await self._renew()
+                await self._judge_returned()
                 over = self._hurry or self._clock() >= deadline or not self._publisher.connected
                 if over or not self._window.in_flight:
                     break

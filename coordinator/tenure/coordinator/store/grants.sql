@@ -33,6 +33,7 @@ grant execute on function tenure.relay_claim(uuid, integer, interval) to :"relay
 grant execute on function tenure.relay_renew(uuid, smallint[], bigint[], interval) to :"relay";
 grant execute on function tenure.relay_release(uuid, smallint[], bigint[]) to :"relay";
 grant execute on function tenure.relay_advance(uuid, smallint[], bigint[], bigint[]) to :"relay";
+grant execute on function tenure.relay_withdrawn(uuid[]) to :"relay";
 
 -- Applications enqueue and may do nothing else here (see `tenure migrate application`).
 do $$

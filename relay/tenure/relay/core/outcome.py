@@ -11,19 +11,21 @@ class Outcome(StrEnum):
     NACKED = "nacked"  # refused by the broker; it may succeed later
     TIMED_OUT = "timed_out"  # no confirm before the deadline: it may have arrived, or still arrive
     LOST = "lost"  # channel or connection gone first: it may have arrived
+    WITHDRAWN = "withdrawn"  # returned, and void: the attempt it tells a node about has ended
     NOT_SENT = "not_sent"  # the relay did not write it: no such exchange, or it cannot be encoded
 
 
 class Verdict(StrEnum):
     """What to do with the row."""
 
-    PUBLISHED = "published"  # the cursor may pass it
+    DONE = "done"  # published, or not needed any more: the cursor may pass it
     AGAIN = "again"  # publish it again as soon as there is a channel
     AGAIN_LATER = "again_later"  # publish it again after a pause of its stream
 
 
 _VERDICTS = {
-    Outcome.ACKED: Verdict.PUBLISHED,
+    Outcome.ACKED: Verdict.DONE,
+    Outcome.WITHDRAWN: Verdict.DONE,
     Outcome.RETURNED: Verdict.AGAIN_LATER,
     Outcome.NACKED: Verdict.AGAIN_LATER,
     Outcome.TIMED_OUT: Verdict.AGAIN_LATER,
@@ -38,7 +40,7 @@ def judge(outcome: Outcome, *, required: bool) -> Verdict:
     An event that nobody subscribed to and that comes back was published, to nobody.
     """
     if outcome is Outcome.RETURNED and not required:
-        return Verdict.PUBLISHED
+        return Verdict.DONE
     return _VERDICTS[outcome]
 
 

@@ -41,7 +41,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the log. ``stream`` identifies (entity_type, entity_id)."""
+    """One row of the log. ``stream`` identifies (entity_type, entity_id); ``attempt_id`` is the
+    attempt it is about, if any."""
 
     position: int
     shard: int
@@ -51,6 +52,7 @@ class Row:
     routing_key: str
     required: bool
     body: bytes
+    attempt_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +248,7 @@ class Window:
         verdict = judge(outcome, required=publish.row.required)
         if not publish._shard.open:
             self._next(stream)
-        elif verdict is Verdict.PUBLISHED:
+        elif verdict is Verdict.DONE:
             stream.failures = 0
             stream.waiting.popleft()
             publish._shard.body_bytes -= len(publish.row.body)

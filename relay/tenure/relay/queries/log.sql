@@ -21,6 +21,10 @@ select tenure.relay_release($1, $2, $3) as shard
 -- name: advance
 select tenure.relay_advance($1, $2, $3, $4) as shard
 
+-- name: withdrawn
+-- Of the attempts $1 those that have ended.
+select tenure.relay_withdrawn($1) as attempt_id
+
 -- name: head
 -- The last position after $1, or no row. Planned per call, this reads one index entry of each
 -- partition behind $1: the cheap question of an idle relay.
@@ -35,8 +39,8 @@ from unnest($1::smallint[], $2::bigint[], $3::bigint[], $4::bigint[])
 cross join lateral (
     select b.*
     from (
-        select l."position", l.shard, l.entity_type, l.entity_id, l.event_id, l.exchange,
-            l.routing_key, l.required, l.body,
+        select l."position", l.shard, l.entity_type, l.entity_id, l.attempt_id, l.event_id,
+            l.exchange, l.routing_key, l.required, l.body,
             sum(octet_length(l.body)) over (order by l."position") - octet_length(l.body) as before
         from (
             select * from tenure.log

@@ -117,3 +117,17 @@ begin
     returning s.shard;
 end
 $$;
+
+-- Of the given attempts those that have ended. A message to a node about such an attempt (its
+-- assignment, or the request to cancel it) is void: nobody may act on it any more. The relay asks when
+-- the node's queue is gone, so that what can never be routed does not hold up its shard.
+create function relay_withdrawn(attempt_ids uuid[]) returns setof uuid
+language plpgsql stable security definer set search_path = tenure, pg_temp
+set enable_seqscan = off
+as $$
+begin
+    return query
+    select a.attempt_id from attempts a
+    where a.attempt_id = any(attempt_ids) and a.ended_at is not null;
+end
+$$;
