@@ -102,6 +102,24 @@ async def test_a_relay_that_lost_its_claim_cannot_move_the_cursor(
     await new.close()
 
 
+@pytest.mark.requirement("RELAY-03")
+async def test_an_older_claim_of_the_same_relay_counts_for_nothing(
+    database: FreshDatabase,
+) -> None:
+    """A relay that was stopped, and took its shard again, may still hold answers of before."""
+    stream, positions = await some_rows(database, 1)
+    relay = RelayLog(database.relay_url, uuid4(), 60)
+    old = {claim.shard: claim for claim in await relay.claim(64)}[stream.shard]
+    await end_claims(database)
+    new = {claim.shard: claim for claim in await relay.claim(64)}[stream.shard]
+    assert new.claim_token == old.claim_token + 1
+    assert await relay.renew({stream.shard: old.claim_token}) == set()
+    assert await relay.advance([Cursor(stream.shard, old.claim_token, positions[0])]) == set()
+    await relay.release({stream.shard: old.claim_token})
+    assert await relay.renew({stream.shard: new.claim_token}) == {stream.shard}
+    await relay.close()
+
+
 async def test_a_cursor_never_moves_backwards_nor_past_the_log(database: FreshDatabase) -> None:
     stream, positions = await some_rows(database, 2)
     relay = RelayLog(database.relay_url, uuid4(), 60)
