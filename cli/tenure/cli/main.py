@@ -70,6 +70,7 @@ def build_app() -> "App":
     )
     app.command(f"{GROUPS}tasks:app", name="task", help="See and cancel tasks.")
     app.command(f"{GROUPS}nodes:app", name="node", help="See the executors' processes.")
+    app.command(f"{GROUPS}intake:app", name="intake", help="See what was enqueued.")
     app.command(f"{GROUPS}outbox:app", name="outbox", help="See how far publishing is.")
     app.command(f"{GROUPS}up:up", name="up", help="Run a whole local stack until Ctrl-C.")
     app.command(f"{GROUPS}processes:coordinator", name="coordinator", help="Run a coordinator.")

@@ -1,6 +1,7 @@
 """``tenure migrate …``: the database of the coordinator."""
 
 import asyncio
+import re
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ from cyclopts import App, Parameter
 from tenure.cli.exits import UsageError, needs
 from tenure.cli.output import Output, print_json, print_table
 from tenure.cli.settings import Config, given, local_database_url
+from tenure.contract.ids import DEFAULT_TENANT, TENANT_PATTERN, TenantId
 
 if TYPE_CHECKING:
     from tenure.coordinator.config import MigrateSettings
@@ -91,6 +93,40 @@ def print_roles(
 
     # No database is asked, so none has to be known.
     print(roles_sql(_settings(options, database_url="postgresql:///").roles()))
+
+
+@app.command
+def application(
+    role: str,
+    /,
+    *,
+    tenant: Annotated[str, Parameter(help="For which tenant.")] = DEFAULT_TENANT,
+    revoke: Annotated[
+        bool, Parameter(negative="", help="Take it back; what is enqueued already stays.")
+    ] = False,
+    print_: Annotated[
+        bool, Parameter(name="--print", negative="", help="Print the SQL; nothing else is done.")
+    ] = False,
+    options: Options = NO_OPTIONS,
+) -> None:
+    """Let an application's login enqueue tasks in its own transactions, and nothing else.
+
+    TENURE_DATABASE_URL must be the login that owns the schema. Any number of logins, each for any
+    number of tenants.
+    """
+    with needs("coordinator"):
+        from tenure.coordinator.store import applications
+
+    if not re.fullmatch(TENANT_PATTERN, tenant):
+        raise UsageError("--tenant: a tenant has lower case letters, digits and '-'.")
+    name = TenantId(tenant)
+    if print_:
+        make = applications.forbid_sql if revoke else applications.allow_sql
+        print(make(role, name), end="")
+        return
+    change = applications.forbid if revoke else applications.allow
+    asyncio.run(change(_settings(options).database_url.current(), role, name))
+    print(f"{role} may {'no longer ' if revoke else ''}enqueue for tenant {tenant}")
 
 
 def _settings(options: Options, database_url: str | None = None) -> "MigrateSettings":

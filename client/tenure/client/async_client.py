@@ -20,6 +20,7 @@ from tenure.contract.tasks import (
     IDEMPOTENCY_KEY_HEADER,
     MAX_TASKS_PER_REQUEST,
     BatchReply,
+    IntakeList,
     NodeList,
     OutboxStatus,
     Submitted,
@@ -268,6 +269,18 @@ class AsyncClient:
     async def nodes(self) -> NodeList:
         """The executors' processes that the coordinator knows."""
         return await self._get("/v1/nodes", NodeList, {})
+
+    async def intake(
+        self, *, state: str | None = None, limit: int | None = None, after: int | None = None
+    ) -> IntakeList:
+        """One page of what was enqueued in transactions, newest first; its ``next`` is the
+        ``after`` of the following page."""
+        query = {
+            "state": state,
+            "limit": None if limit is None else str(limit),
+            "after": None if after is None else str(after),
+        }
+        return await self._get("/v1/intake", IntakeList, query)
 
     async def outbox(self) -> OutboxStatus:
         """How far publishing is behind the log."""

@@ -190,6 +190,31 @@ class StreamView(Frozen):
     events: tuple[Any, ...]
 
 
+class IntakeEntry(Frozen):
+    """What an application asked for in a transaction of its own, and what became of it."""
+
+    intake_id: int
+    task_id: str
+    type: str
+    state: Literal["waiting", "taken", "refused"]
+    code: str | None = Field(description="why it was refused")
+    message: str | None
+    idempotency_key: str | None
+    priority: int
+    not_before: datetime | None
+    deadline: datetime | None
+    enqueued_by: str = Field(description="the login of the transaction")
+    created_at: datetime
+    decided_at: datetime | None
+
+
+class IntakeList(Frozen):
+    """``GET /v1/intake``: newest first. ``next`` goes into ``?after=`` for the following page."""
+
+    entries: tuple[IntakeEntry, ...]
+    next: int | None
+
+
 class NodeView(Frozen):
     """One incarnation of a node."""
 

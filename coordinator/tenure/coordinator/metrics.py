@@ -82,6 +82,14 @@ class Metrics:
         self._tasks = self._gauge(
             "tenure_tasks", "Tasks by what they wait for (waiting ones up to 100,000).", ("phase",)
         )
+        self._intake = self._gauge(
+            "tenure_intake_rows",
+            "Rows of the intake that wait or were refused (up to 100,000).",
+            ("state",),
+        )
+        self._oldest_intake = self._gauge(
+            "tenure_intake_oldest_seconds", "Age of the oldest row that waits to be taken in.", ()
+        )
         self._oldest_waiting = self._gauge(
             "tenure_oldest_waiting_seconds", "Age of the oldest task that waits for a node.", ()
         )
@@ -166,6 +174,9 @@ class Metrics:
         self._oldest_waiting.set(figures.oldest_waiting_seconds)
         for node_state in _LIVE_NODES:
             self._nodes.labels(node_state.value).set(figures.nodes.get(node_state.value, 0))
+        self._intake.labels("waiting").set(figures.intake_waiting)
+        self._intake.labels("refused").set(figures.intake_refused)
+        self._oldest_intake.set(figures.oldest_intake_seconds)
         self._lag_rows.set(figures.lag_rows)
         self._lag_seconds.set(figures.oldest_unpublished_seconds)
 

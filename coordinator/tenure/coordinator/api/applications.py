@@ -26,16 +26,19 @@ from tenure.contract.tasks import (
 from tenure.coordinator.admission import Admission
 from tenure.coordinator.api import wire
 from tenure.coordinator.api.endpoint import Answer, Call
-from tenure.coordinator.api.problems import problem_of
+from tenure.coordinator.api.problems import NEXT_STEP, problem_of
 from tenure.coordinator.api.reading import Query, read_items, read_model
 from tenure.coordinator.api.syntax import UUID_PATTERN, is_uuid
 from tenure.coordinator.core.model import Outcome, Submit
-from tenure.coordinator.errors import InvalidRequest, RequestRefused
-from tenure.coordinator.store.reads import Reads
+from tenure.coordinator.errors import InvalidRequest, RequestRefused, Unavailable
+from tenure.coordinator.store.reads import Enqueued, Reads, ResultAt
 from tenure.coordinator.submission import submission
 from tenure.coordinator.waiters import WAKING_STATES, Waiter, Waiters
 
 MAX_KEY_CHARACTERS = 255
+ENQUEUED_LOOK_SECONDS = 0.5
+"""How often a waiting request looks again at what is enqueued and not a task so far: its refusal is
+no event. Short, since it is taken in within a second, unless nothing can be."""
 
 
 class WaitQuery(Query):
@@ -125,7 +128,7 @@ class Applications:
         task_id = _task_id(call)
         view = await self._reads.task(call.identity.tenant, task_id)
         if view is None:
-            raise _no_task(task_id)
+            raise await self._absent(call, task_id)
         return Answer(view)
 
     async def list_tasks(self, call: Call) -> Answer:
@@ -150,10 +153,7 @@ class Applications:
         task_id = _task_id(call)
         wait = call.query(WaitQuery).wait
         if wait == 0:
-            found = await self._reads.result(call.identity.tenant, task_id)
-            if found is None:
-                raise _no_task(task_id)
-            return Answer(found.result)
+            return Answer((await self._result(call, task_id)).result)
         deadline = asyncio.get_running_loop().time() + wait
         async with self._waiters.waiting(task_id) as waiter:
             gone = asyncio.ensure_future(_wake_when_gone(call.request, waiter))
@@ -172,18 +172,33 @@ class Applications:
     ) -> Answer:
         while True:
             waiter.woken.clear()
-            found = await self._reads.result(call.identity.tenant, task_id)
-            if found is None:
-                raise _no_task(task_id)
+            found = await self._result(call, task_id)
             answer = Answer(found.result)
             if found.result.state.value in WAKING_STATES or self._waiters.closing or gone.done():
                 return answer
             self._waiters.watch_from(found.head)
+            look_at = deadline
+            if found.enqueued is not None:
+                look_at = min(deadline, asyncio.get_running_loop().time() + ENQUEUED_LOOK_SECONDS)
             try:
-                async with asyncio.timeout_at(deadline):
+                async with asyncio.timeout_at(look_at):
                     await waiter.woken.wait()
             except TimeoutError:
-                return answer
+                if look_at == deadline:
+                    return answer
+
+    async def _result(self, call: Call, task_id: TaskId) -> ResultAt:
+        found = await self._reads.result(call.identity.tenant, task_id)
+        if found is None:
+            raise _no_task(task_id)
+        if found.enqueued is not None and found.enqueued.state == "refused":
+            raise _not_taken_in(task_id, found.enqueued)
+        return found
+
+    async def _absent(self, call: Call, task_id: TaskId) -> TenureError:
+        """Why there is no such task: nobody has heard of it, or it is on its way."""
+        enqueued = await self._reads.enqueued(call.identity.tenant, task_id)
+        return _no_task(task_id) if enqueued is None else _not_taken_in(task_id, enqueued)
 
     async def cancel(self, call: Call) -> Answer:
         """End a task, or ask its attempt to."""
@@ -192,7 +207,10 @@ class Applications:
         command = wire.cancellation(
             task_id, command_id=CommandId(str(uuid4())), identity=call.identity
         )
-        return Answer(wire.cancel_reply(task_id, await self._admission.cancel(command)))
+        outcome = await self._admission.cancel(command)
+        if outcome.refused is not None and outcome.refused.code is Code.NOT_FOUND:
+            raise await self._absent(call, task_id)
+        return Answer(wire.cancel_reply(task_id, outcome))
 
     async def stream(self, call: Call) -> Answer:
         """Events of one entity, as they were published."""
@@ -213,6 +231,8 @@ class Applications:
                 after=query.after,
                 limit=query.limit,
             )
+        if view is None and entity == EntityType.TASK and is_uuid(entity_id):
+            raise await self._absent(call, TaskId(entity_id))
         if view is None:
             raise RequestRefused(Code.NOT_FOUND, f"There is no {entity} {entity_id!r}.")
         return Answer(view)
@@ -268,6 +288,17 @@ def _task_id(call: Call) -> TaskId:
 
 def _no_task(task_id: str) -> RequestRefused:
     return RequestRefused(Code.NOT_FOUND, f"There is no task {task_id!r}.")
+
+
+def _not_taken_in(task_id: TaskId, enqueued: Enqueued) -> TenureError:
+    """A task that is enqueued and none so far, or never."""
+    if enqueued.code is None:
+        return Unavailable(f"Task {task_id!r} is enqueued and about to be taken in.")
+    return RequestRefused(
+        enqueued.code,
+        f"Task {task_id!r} was enqueued and refused: {(enqueued.message or '').rstrip('.')}.",
+        next_step=f"{NEXT_STEP[enqueued.code]} Then enqueue it again under the same key.",
+    )
 
 
 async def _refuse_body(call: Call) -> None:

@@ -1,12 +1,25 @@
-"""What operators ask besides tasks: nodes, and how far publishing is behind."""
+"""What operators ask besides tasks: nodes, what was enqueued, how far publishing is behind."""
+
+from typing import Literal
+
+from pydantic import Field
 
 from tenure.contract.tasks import NodeList
 from tenure.coordinator.api.endpoint import Answer, Call
+from tenure.coordinator.api.reading import Query
 from tenure.coordinator.store.reads import Reads
 
 
+class IntakeQuery(Query):
+    """A state or all, and the page; newest first."""
+
+    state: Literal["waiting", "taken", "refused"] | None = None
+    limit: int = Field(default=50, ge=1, le=500)
+    after: int | None = Field(default=None, ge=0, lt=2**63)
+
+
 class Operators:
-    """Handlers of ``GET /v1/nodes`` and ``GET /v1/outbox``."""
+    """Handlers of ``GET /v1/nodes``, ``GET /v1/intake`` and ``GET /v1/outbox``."""
 
     def __init__(self, reads: Reads) -> None:
         self._reads = reads
@@ -14,6 +27,15 @@ class Operators:
     async def nodes(self, call: Call) -> Answer:
         """Live incarnations of the tenant, and those that ended within the last hour."""
         return Answer(NodeList(nodes=await self._reads.nodes(call.identity.tenant)))
+
+    async def intake(self, call: Call) -> Answer:
+        """What the tenant's applications enqueued in transactions of their own."""
+        query = call.query(IntakeQuery)
+        return Answer(
+            await self._reads.intake(
+                call.identity.tenant, state=query.state, after=query.after, limit=query.limit
+            )
+        )
 
     async def outbox(self, _: Call) -> Answer:
         """Cursors of the relay against the log. The log is one for all tenants."""

@@ -24,6 +24,7 @@ from tenure.contract.tasks import (
     IDEMPOTENCY_KEY_HEADER,
     BatchReply,
     CancelReply,
+    IntakeList,
     NodeList,
     OutboxStatus,
     StreamView,
@@ -52,7 +53,7 @@ from tenure.coordinator.api.endpoint import (
 from tenure.coordinator.api.executors import Executors, IncarnationQuery, Nothing
 from tenure.coordinator.api.gate import Gate
 from tenure.coordinator.api.openapi import document
-from tenure.coordinator.api.operators import Operators
+from tenure.coordinator.api.operators import IntakeQuery, Operators
 from tenure.coordinator.api.problems import response_of
 from tenure.coordinator.errors import RequestRefused
 from tenure.coordinator.identities import Role
@@ -226,6 +227,16 @@ def endpoints(
             READERS,
             operators.nodes,
             NodeList,
+        ),
+        Endpoint(
+            "GET",
+            "/v1/intake",
+            "list_intake",
+            "List what was enqueued in transactions, newest first",
+            READERS,
+            operators.intake,
+            IntakeList,
+            query=IntakeQuery,
         ),
         Endpoint(
             "GET",

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from pydantic_core import from_json
 
 from tenure.contract.codec import decode_event
+from tenure.contract.codes import Code
 from tenure.contract.ids import IncarnationId, NodeId, TenantId
 from tenure.contract.reports import Assignment, Resources
 from tenure.contract.states import (
@@ -24,6 +25,8 @@ from tenure.contract.states import (
 )
 from tenure.contract.tasks import (
     AttemptView,
+    IntakeEntry,
+    IntakeList,
     NodeView,
     OutboxStatus,
     ReceiptView,
@@ -45,6 +48,7 @@ MAX_COUNTED_TASKS: Final = 100_000
 
 _TASKS: Final = named_queries.load("tasks.sql")
 _NODES: Final = named_queries.load("nodes.sql")
+_INTAKE: Final = named_queries.load("intake.sql")
 _SYSTEM: Final = named_queries.load("system.sql")
 _ATTEMPTS: Final = TypeAdapter(tuple[AttemptView, ...])
 _RECEIPTS: Final = TypeAdapter(tuple[ReceiptView, ...])
@@ -52,11 +56,21 @@ _NUMBERS: Final = TypeAdapter(dict[str, int])
 
 
 @dataclass(frozen=True, slots=True)
+class Enqueued:
+    """What became of a task that was enqueued. ``code`` and ``message``: why it was refused."""
+
+    state: str
+    code: Code | None
+    message: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ResultAt:
-    """A result and the head of the log that it is valid for."""
+    """A result and the head of the log that it is valid for. ``enqueued``: it is no task so far."""
 
     result: TaskResult
     head: int
+    enqueued: Enqueued | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +94,7 @@ class KnownIncarnation:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Gauges of all tenants together. Waiting tasks are counted up to 100,000."""
+    """Gauges of all tenants together. Waiting tasks and rows are counted up to 100,000."""
 
     waiting_tasks: int
     oldest_waiting_seconds: float
@@ -89,6 +103,9 @@ class Figures:
     nodes: dict[str, int]
     lag_rows: int
     oldest_unpublished_seconds: float
+    intake_waiting: int
+    intake_refused: int
+    oldest_intake_seconds: float
 
 
 class Reads:
@@ -136,6 +153,23 @@ class Reads:
                 output=_json(row["output"]),
             ),
             row["head"],
+            None if row["intake_state"] is None else _enqueued(row, row["intake_state"]),
+        )
+
+    async def enqueued(self, tenant: TenantId, task_id: str) -> Enqueued | None:
+        """What became of an id that a transaction was told."""
+        row = await self._one(_INTAKE["enqueued"], tenant, task_id)
+        return None if row is None else _enqueued(row, row["state"])
+
+    async def intake(
+        self, tenant: TenantId, *, state: str | None, after: int | None, limit: int
+    ) -> IntakeList:
+        """A page of what was enqueued, newest first; ``after`` is the last of the page before."""
+        states = ["waiting", "taken", "refused"] if state is None else [state]
+        rows = await self._reader.fetch(_INTAKE["list_intake"], tenant, states, after, limit + 1)
+        entries = tuple(IntakeEntry(**row) for row in rows[:limit])
+        return IntakeList(
+            entries=entries, next=entries[-1].intake_id if len(rows) > limit else None
         )
 
     async def list_tasks(
@@ -239,6 +273,7 @@ class Reads:
         """Gauges for a scrape."""
         (row,) = await self._reader.fetch(_SYSTEM["figures"], MAX_COUNTED_TASKS)
         shards = await self._reader.fetch(_SYSTEM["outbox"], MAX_COUNTED_ROWS)
+        (intake,) = await self._reader.fetch(_SYSTEM["intake"], MAX_COUNTED_TASKS)
         return Figures(
             waiting_tasks=row["waiting"],
             oldest_waiting_seconds=row["oldest_waiting_seconds"],
@@ -247,6 +282,9 @@ class Reads:
             nodes=_NUMBERS.validate_json(row["nodes"]),
             lag_rows=sum(shard["lag_rows"] for shard in shards),
             oldest_unpublished_seconds=_oldest(shards),
+            intake_waiting=intake["waiting"],
+            intake_refused=intake["refused"],
+            oldest_intake_seconds=intake["oldest_seconds"],
         )
 
     async def _one(self, query: str, *arguments: Any) -> Record | None:
@@ -256,6 +294,10 @@ class Reads:
 
 def _attempt_state(row: Record) -> AttemptState | None:
     return None if row["attempt_state"] is None else AttemptState(row["attempt_state"])
+
+
+def _enqueued(row: Record, state: str) -> Enqueued:
+    return Enqueued(state, None if row["code"] is None else Code(row["code"]), row["message"])
 
 
 def _summary(row: Record) -> dict[str, Any]:

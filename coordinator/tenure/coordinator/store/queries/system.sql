@@ -59,3 +59,23 @@ from (
         limit $1
     ) found
 ) waiting
+
+-- name: intake
+-- Gauges for a scrape, all tenants together; rows of a state are counted up to $1.
+select
+    waiting.number as waiting, waiting.oldest_seconds,
+    (
+        select count(*) from (
+            select from tenure.intake where state = 'refused' limit $1
+        ) found
+    ) as refused
+from (
+    select
+        count(*) as number,
+        coalesce(extract(epoch from clock_timestamp() - min(created_at)), 0)::float8
+            as oldest_seconds
+    from (
+        select created_at from tenure.intake where state = 'waiting'
+        limit $1
+    ) found
+) waiting

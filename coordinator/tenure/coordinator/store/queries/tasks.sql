@@ -51,12 +51,25 @@ select
     t.current_attempt_id::text as attempt_id,
     a.state as attempt_state,
     r.output::text as output,
-    coalesce((select l.position from tenure.log l order by l.position desc limit 1), 0) as head
+    coalesce((select l.position from tenure.log l order by l.position desc limit 1), 0) as head,
+    null as intake_state, null as code
 from tenure.tasks t
 left join tenure.attempts a on a.attempt_id = t.current_attempt_id
 left join tenure.receipts r
     on t.state = 'delivered' and r.attempt_id = t.current_attempt_id and r.admitted
 where t.tenant = $1 and t.task_id = $2::uuid
+union all (
+    -- Enqueued, and not a task so far. By the same statement, or it could be missed in between.
+    select
+        q.task_id::text, 'open', null, q.message, null, null, null,
+        coalesce((select l.position from tenure.log l order by l.position desc limit 1), 0),
+        q.state, q.code
+    from tenure.intake q
+    where q.tenant = $1 and q.task_id = $2::uuid and q.state <> 'taken'
+        and not exists (select from tenure.tasks t where t.task_id = $2::uuid)
+    order by q.intake_id desc
+    limit 1
+)
 
 -- name: list_tasks
 -- Newest first: task ids are ordered by time. $2 state, $3 type, $4 phase, $5 after (a task id), $6

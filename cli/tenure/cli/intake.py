@@ -1,0 +1,56 @@
+"""``tenure intake …``."""
+
+import asyncio
+import sys
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from tenure.cli.connection import open_client
+from tenure.cli.output import Output, ago, print_json, print_table
+
+app = App(name="intake", help="See what was enqueued.")
+
+
+@app.command(name="list")
+def list_intake(
+    *,
+    state: Annotated[
+        Literal["waiting", "taken", "refused"] | None, Parameter(help="Only rows in this state.")
+    ] = None,
+    limit: Annotated[int, Parameter(help="At most so many.")] = 50,
+    after: Annotated[int | None, Parameter(help="Where the page before ended.")] = None,
+    output: Output = "table",
+) -> None:
+    """List what applications enqueued in transactions of their own, newest first.
+
+    A refused row says why. Enqueued again under the same key, it is decided anew.
+    """
+
+    async def read() -> Any:
+        async with open_client() as client:
+            return await client.intake(state=state, limit=limit, after=after)
+
+    page = asyncio.run(read())
+    if output == "json":
+        print_json(page)
+        return
+    print_table(
+        ["row", "task", "type", "state", "code", "message", "key", "by", "enqueued"],
+        [
+            (
+                entry.intake_id,
+                entry.task_id,
+                entry.type,
+                entry.state,
+                entry.code,
+                entry.message,
+                entry.idempotency_key,
+                entry.enqueued_by,
+                ago(entry.created_at),
+            )
+            for entry in page.entries
+        ],
+    )
+    if page.next is not None:
+        print(f"There are more: --after {page.next}", file=sys.stderr)
