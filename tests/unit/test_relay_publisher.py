@@ -9,7 +9,7 @@ import pytest
 
 from tenure.relay.core.outcome import Outcome
 from tenure.relay.core.window import Limits, Publish, Row, Window
-from tenure.relay.publisher import _UNBLOCKED, Publisher, _coded, _Pending, _Session, _with_defaults
+from tenure.relay.publisher import _UNBLOCKED, Publisher, _coded, _Pending, _Session
 
 TIMEOUT = 10.0
 
@@ -99,11 +99,6 @@ async def test_without_a_session_a_publish_is_settled_as_lost() -> None:
     await publisher.publish(publishes(2))
     assert [one.outcome for one in publisher.collect()] == [Outcome.LOST] * 2
     assert publisher.collect() == []
-
-
-def test_the_url_gets_a_short_heartbeat_and_a_name_unless_it_says_otherwise() -> None:
-    assert _with_defaults("amqp://a:b@h/v") == "amqp://a:b@h/v?heartbeat=10&name=tenure-relay"
-    assert "heartbeat=30" in _with_defaults("amqp://a:b@h/v?heartbeat=30")
 
 
 @pytest.mark.parametrize(
