@@ -1,19 +1,14 @@
 """What the authority records looks like the golden messages: the same kinds and attributes."""
 
 import json
-from datetime import timedelta
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
 from tenure.contract.codec import decode_event
-from tenure.contract.codes import Reason
-from tenure.contract.ids import CommandId, IncarnationId, NodeId
-from tenure.contract.states import Effects, NodeState
-from tenure.coordinator.core.model import ChangeNode, ConfirmCancel, Fail, Reject
 from tests.support import golden
-from tests.support.authority import TENANT, Bench, replica
+from tests.support.authority import replica
+from tests.support.happenings import everything_that_can_happen
 from tests.support.isolation import FreshDatabase
 
 
@@ -23,49 +18,6 @@ def shape(body: bytes) -> tuple[str, bool, tuple[str, ...]]:
     value: dict[str, Any] = json.loads(body)
     names = (*value, *(f"data.{name}" for name in value["data"]))
     return event.type, event.data.cancel_requested is not None, names
-
-
-async def everything_that_can_happen(bench: Bench) -> None:
-    """Every kind of event, by the commands that cause them."""
-    await bench.register("node-2", slots=100, types=["sha256"])
-    await bench.register("node-3", types=["unguarded"], effects=Effects.UNGUARDED)
-    await bench.deliver(await bench.running())
-    failing = await bench.running()
-    await bench.report(
-        Fail, failing, reason=Reason.HANDLER_FAILED, message="it broke", retryable=True
-    )
-    await bench.report(
-        Fail, await bench.running(), reason="no such file", message="", retryable=False
-    )
-    rejected = await bench.assigned(await bench.submit())
-    await bench.report(Reject, rejected, reason=Reason.UNKNOWN_TYPE, message="")
-    cancelled = await bench.running()
-    await bench.cancel(cancelled.task_id)
-    await bench.report(ConfirmCancel, cancelled)
-    lost = await bench.running()
-    await bench.end_lease(lost)
-    await bench.expire(lost.task_id)
-    held = await bench.running(type="unguarded")
-    await bench.end_lease(held)
-    await bench.expire(held.task_id)
-    late = await bench.submit(type="unguarded")
-    await bench.owner.execute(
-        "update tenure.tasks set deadline = clock_timestamp() - $2::interval where task_id = $1",
-        late,
-        timedelta(milliseconds=1),
-    )
-    await bench.expire(late)
-    node = await bench.register("node-4", types=["other"])
-    for state in (NodeState.DRAINING, NodeState.GONE):
-        await change(bench, "node-4", node, state)
-
-
-async def change(bench: Bench, node_id: str, node: IncarnationId, state: NodeState) -> None:
-    command_id = CommandId(str(uuid4()))
-    outcome = await bench.authority.change_node(
-        ChangeNode(command_id, state.encode(), TENANT, "executor", NodeId(node_id), node, state)
-    )
-    assert outcome.refused is None, outcome
 
 
 @pytest.mark.requirement("EVENT-01")

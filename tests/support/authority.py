@@ -24,6 +24,7 @@ from tenure.contract.ids import (
     TenantId,
 )
 from tenure.contract.states import Effects
+from tenure.contract.topology import DEFAULT_PREFIX, node_queue
 from tenure.coordinator.authority import Authority
 from tenure.coordinator.core.model import (
     AttemptCommand,
@@ -88,12 +89,14 @@ class Bench:
         owner: asyncpg.Connection,
         observer: Noting,
         admin_url: str,
+        prefix: str,
     ) -> None:
         self.observer = observer
         self.authority = authority
         self.pool = pool
         self.owner = owner
         self._admin_url = admin_url
+        self._prefix = prefix
         self.scheduler = Scheduler(pool, authority)
 
     def registration(
@@ -116,7 +119,7 @@ class Bench:
             actor="executor",
             node_id=NodeId(node_id),
             incarnation=identity,
-            queue=f"tenure.node.default.{identity}",
+            queue=node_queue(TENANT, identity, self._prefix),
             software="tests 1",
             protocol_version=1,
             slots=slots,
@@ -302,16 +305,16 @@ class Bench:
 
 @asynccontextmanager
 async def replica(
-    database: FreshDatabase, policy: LeasePolicy | None = None
+    database: FreshDatabase, policy: LeasePolicy | None = None, *, prefix: str = DEFAULT_PREFIX
 ) -> AsyncIterator[Bench]:
     """A running replica of the authority."""
     pool = await open_pool(database.coordinator_url, size=8, application_name="test")
     owner = await asyncpg.connect(database.owner_url)
     observer = Noting()
-    authority = Authority(pool, pool, observer, policy=policy)
+    authority = Authority(pool, pool, observer, policy=policy, prefix=prefix)
     running = asyncio.create_task(authority.run())
     try:
-        yield Bench(authority, pool, owner, observer, database.admin_url)
+        yield Bench(authority, pool, owner, observer, database.admin_url, prefix)
     finally:
         authority.close()
         with contextlib.suppress(TimeoutError):

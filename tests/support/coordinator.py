@@ -12,6 +12,7 @@ from tenure.contract.reports import ReportReply
 from tenure.coordinator.app import Coordinator
 from tenure.coordinator.config import CoordinatorSettings, load_settings
 from tests.support.isolation import BrokerSpace, FreshDatabase
+from tests.support.published import check_response
 
 TOKENS = [
     {"name": "shop", "token": "application-token-1", "tenant": "default", "role": "application"},
@@ -50,11 +51,13 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
 
 
 class Caller:
-    """Somebody with a token."""
+    """Somebody with a token. Every answer is held against the published OpenAPI document."""
 
     def __init__(self, url: str, token: str | None) -> None:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self.http = httpx2.AsyncClient(base_url=url, headers=headers, timeout=60)
+        self.http = httpx2.AsyncClient(
+            base_url=url, headers=headers, timeout=60, event_hooks={"response": [check_response]}
+        )
 
     async def get(self, path: str, **parameters: Any) -> httpx2.Response:
         # Empty parameters would remove the query that the path has.

@@ -4,6 +4,8 @@
 
 - ``contract/tenure/contract/schemas/event.json``    JSON Schema of an event
 - ``contract/tenure/contract/schemas/http.json``     JSON Schemas of what HTTP carries
+- ``contract/tenure/contract/schemas/openapi.json``  the HTTP interface, as a coordinator serves it
+- ``contract/tenure/contract/schemas/asyncapi.json`` what is sent through RabbitMQ
 - ``contract/tenure/contract/schemas/events.jsonl``  golden messages, one a line, byte for byte
 - the tables in ``docs/wire.md`` and ``docs/settings.md`` between their marks
 """
@@ -18,10 +20,11 @@ from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from tenure.contract import reports, tasks
 from tenure.contract.events import Event
+from tenure.coordinator.api import openapi
 from tenure.coordinator.api.endpoint import Endpoint
 from tenure.coordinator.api.gate import Gate
 from tenure.coordinator.api.routes import Handlers, endpoints
-from tests.support import golden, settings_tables, wire_tables
+from tests.support import asyncapi, golden, settings_tables, wire_tables
 from tests.support.repository import REPOSITORY, package
 
 SCHEMAS = package("contract") / "schemas"
@@ -57,6 +60,8 @@ def exported() -> dict[Path, str]:
     return {
         SCHEMAS / "event.json": _json(dialect | Event.model_json_schema()),
         SCHEMAS / "http.json": _json(dialect | http),
+        SCHEMAS / "openapi.json": _json(openapi.document(table())),
+        SCHEMAS / "asyncapi.json": _json(asyncapi.document()),
         SCHEMAS / "events.jsonl": "".join(
             message.decode() + "\n" for message in golden.messages().values()
         ),

@@ -4,13 +4,15 @@ import re
 from typing import Any, cast
 
 import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+from starlette.routing import Route
 
 from tenure.contract.codes import Code
-from tenure.coordinator.api.endpoint import Endpoint
+from tenure.coordinator.api.endpoint import Endpoint, Entrance
 from tenure.coordinator.api.gate import Gate
-from tenure.coordinator.api.openapi import document
+from tenure.coordinator.api.openapi import PAGES, document
 from tenure.coordinator.api.problems import STATUS
-from tenure.coordinator.api.routes import Handlers, endpoints
+from tenure.coordinator.api.routes import Handlers, application, endpoints
 
 
 class Anything:
@@ -24,14 +26,15 @@ class Anything:
 
 
 @pytest.fixture(scope="module")
-def table() -> tuple[Endpoint, ...]:
+def handlers() -> Handlers:
     anything = cast(Any, Anything())
+    return Handlers(anything, anything, anything, anything, anything, anything)
+
+
+@pytest.fixture(scope="module")
+def table(handlers: Handlers) -> tuple[Endpoint, ...]:
     gate = Gate(max_requests=1, max_bytes=1)
-    return endpoints(
-        Handlers(anything, anything, anything, anything, anything, anything),
-        application_gate=gate,
-        executor_gate=gate,
-    )
+    return endpoints(handlers, application_gate=gate, executor_gate=gate)
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +47,44 @@ def operation(described: dict[str, Any], endpoint: Endpoint) -> dict[str, Any]:
     return found
 
 
-def test_every_route_is_described_once(
-    table: tuple[Endpoint, ...], described: dict[str, Any]
+def test_the_document_is_valid_openapi(described: dict[str, Any]) -> None:
+    assert list(OpenAPIV31SpecValidator(described).iter_errors()) == []
+
+
+def test_every_route_that_is_served_is_described_once(
+    handlers: Handlers, table: tuple[Endpoint, ...], described: dict[str, Any]
 ) -> None:
-    operations = [
-        (method.upper(), path) for path, methods in described["paths"].items() for method in methods
+    entrance = Entrance(
+        identities=cast(Any, None),
+        limits=cast(Any, None),
+        check_usable=lambda: None,
+        observer=cast(Any, None),
+    )
+    served = [
+        (method, route.path)
+        for route in application(handlers, entrance, table).routes
+        if isinstance(route, Route)
+        for method in (route.methods or set()) - {"HEAD"}
     ]
-    assert sorted(operations) == sorted((entry.method, entry.path) for entry in table)
-    names = [operation(described, endpoint)["operationId"] for endpoint in table]
+    operations = {
+        (method.upper(), path): operation
+        for path, methods in described["paths"].items()
+        for method, operation in methods.items()
+    }
+    assert sorted(served) == sorted(operations)
+    names = [operation["operationId"] for operation in operations.values()]
     assert len(set(names)) == len(names)
+
+
+def test_only_pages_need_no_token(described: dict[str, Any]) -> None:
+    assert described["security"] == [{"token": []}]
+    open_to_all = {
+        path
+        for path, methods in described["paths"].items()
+        for operation in methods.values()
+        if operation.get("security") == []
+    }
+    assert open_to_all == {page.path for page in PAGES}
 
 
 def test_every_code_is_named_under_its_status(

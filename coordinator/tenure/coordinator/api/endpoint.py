@@ -124,6 +124,8 @@ class Endpoint:
     gate: Gate | None = None
     replies: tuple[int, ...] = (200,)
     request_headers: dict[str, str] = field(default_factory=dict)
+    reply_headers: dict[int, dict[str, str]] = field(default_factory=dict)
+    """By status: name and meaning of the headers that an answer has besides the usual ones."""
     codes: tuple[Code, ...] = ()
     """Codes of its own, besides those that any request of its form may get."""
 

@@ -22,6 +22,7 @@ from tenure.contract.reports import (
 )
 from tenure.contract.tasks import (
     IDEMPOTENCY_KEY_HEADER,
+    REPLAYED_HEADER,
     BatchReply,
     CancelReply,
     IntakeList,
@@ -52,7 +53,7 @@ from tenure.coordinator.api.endpoint import (
 )
 from tenure.coordinator.api.executors import Executors, IncarnationQuery, Nothing
 from tenure.coordinator.api.gate import Gate
-from tenure.coordinator.api.openapi import document
+from tenure.coordinator.api.openapi import PAGES, document
 from tenure.coordinator.api.operators import IntakeQuery, Operators
 from tenure.coordinator.api.problems import response_of
 from tenure.coordinator.errors import RequestRefused
@@ -92,6 +93,10 @@ def endpoints(
             replies=(201, 200),
             request_headers={
                 IDEMPOTENCY_KEY_HEADER: "The same key gives the same task: 200 instead of 201."
+            },
+            reply_headers={
+                201: {"Location": "Path of the new task."},
+                200: {REPLAYED_HEADER: "true: the key had been seen, nothing new was created."},
             },
             codes=(
                 Code.UNKNOWN_TASK_TYPE,
@@ -299,13 +304,16 @@ def application(handlers: Handlers, entrance: Entrance, table: Sequence[Endpoint
     async def describe(_: Request) -> Response:
         return JSONResponse(openapi)
 
+    pages: dict[str, Plain] = {
+        "healthz": handlers.healthz,
+        "readyz": handlers.readyz,
+        "metrics": handlers.metrics,
+        "openapi": describe,
+    }
     return Starlette(
         routes=[
             *(entrance.route(endpoint) for endpoint in table),
-            Route("/openapi.json", describe, methods=["GET"]),
-            Route("/healthz", handlers.healthz, methods=["GET"]),
-            Route("/readyz", handlers.readyz, methods=["GET"]),
-            Route("/metrics", handlers.metrics, methods=["GET"]),
+            *(Route(page.path, pages[page.name], methods=["GET"]) for page in PAGES),
         ],
         exception_handlers={HTTPException: _routing_problem},
     )
