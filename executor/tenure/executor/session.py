@@ -292,7 +292,7 @@ class Session:
 
     async def _drain(self, work: Work, consumer: Consumer, stopping: Stopping) -> None:
         """Nothing new; hand back what has not started; let what runs go on under renewals until
-        the limit; say goodbye (OPS-03)."""
+        the limit; say goodbye (OPS-03). Servers that are away cost no more than the last words."""
         log.info("draining", drain_seconds=self._around.settings.drain_seconds)
         telling = asyncio.create_task(self._tell(gone=False))
         limit = asyncio.create_task(stopping.limit())
@@ -301,17 +301,16 @@ class Session:
             work.drain()
             consumer.stop()
             await asyncio.wait({idle, limit}, return_when=asyncio.FIRST_COMPLETED)
-            if not idle.done():
-                log.warning("drain limit reached, ending what still runs")
-                work.stop_all(Stop.DRAIN)
-                await asyncio.wait({idle}, timeout=LAST_WORDS_SECONDS)
-            await asyncio.wait({telling}, timeout=LAST_WORDS_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORDS_SECONDS):
+                    if not idle.done():
+                        log.warning("drain limit reached, ending what still runs")
+                        work.stop_all(Stop.DRAIN)
+                    await asyncio.wait({idle, telling})
+                    await self._tell(gone=True)
         finally:
             for task in (telling, limit, idle):
                 task.cancel()
-        goodbye = asyncio.create_task(self._tell(gone=True))
-        await asyncio.wait({goodbye}, timeout=LAST_WORDS_SECONDS)
-        goodbye.cancel()
         log.info("drained", everything_ended=idle.done())
 
     async def _tell(self, *, gone: bool) -> None:

@@ -1,0 +1,352 @@
+"""An executor under a real coordinator, with real servers downstream and in between."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from pydantic import BaseModel
+
+from tenure.executor import Context, Executor, TaskType
+from tenure.executor.errors import DeclarationError, NodeGone
+from tenure.executor.guards.sql import SqlGuard
+from tests.support.coordinator import Fleet, fleet
+from tests.support.downstream import Downstream, downstream
+from tests.support.executors import (
+    EXECUTOR_TOKEN,
+    Running,
+    attempts,
+    executing,
+    registered,
+    result,
+    settings_of,
+)
+from tests.support.isolation import BrokerSpace, DatabaseServer, FreshDatabase
+from tests.support.waiting import eventually
+
+
+class In(BaseModel):
+    text: str = ""
+
+
+class Out(BaseModel):
+    text: str
+
+
+ECHO = TaskType("echo", input=In, output=Out)
+WRITE = TaskType("write", input=In, output=Out)
+WAIT = TaskType("wait", input=In, output=Out)
+
+
+@dataclass(frozen=True)
+class Resources:
+    ledger: SqlGuard
+
+
+class Program:
+    """The application's executor: echoes, writes downstream, waits to be released."""
+
+    def __init__(self, receiver: Downstream) -> None:
+        self.app = Executor("program", version="1")
+        self.began: list[str] = []
+        self.release = asyncio.Event()
+        self.cancelled: list[str] = []
+
+        @self.app.lifespan
+        @asynccontextmanager
+        async def resources() -> AsyncIterator[Resources]:
+            async with SqlGuard(receiver.writer_url) as ledger:
+                yield Resources(ledger)
+
+        @self.app.task(ECHO, effects="none")
+        async def echo(input: In, context: Context[Resources]) -> Out:
+            return Out(text=input.text)
+
+        @self.app.task(WRITE, effects="guarded", guards=lambda resources: [resources.ledger])
+        async def write(input: In, context: Context[Resources]) -> Out:
+            async with context.resources.ledger.transaction(context, operation="row") as effect:
+                if not effect.already_done:
+                    await effect.connection.execute(
+                        "insert into effects (task_id, value) values ($1, $2)",
+                        context.task_id,
+                        input.text,
+                    )
+            return Out(text=input.text)
+
+        @self.app.task(WAIT, effects="guarded", guards=lambda resources: [resources.ledger])
+        async def wait(input: In, context: Context[Resources]) -> Out:
+            self.began.append(context.attempt_id)
+            try:
+                await self.release.wait()
+            except asyncio.CancelledError:
+                self.cancelled.append(context.attempt_id)
+                raise
+            return Out(text=input.text)
+
+
+@pytest.fixture
+async def receiver(database_server: DatabaseServer) -> AsyncIterator[Downstream]:
+    async with (
+        database_server.fresh() as database,
+        downstream(database.admin_url) as made,
+    ):
+        yield made
+
+
+@pytest.fixture
+async def api(database: FreshDatabase, broker: BrokerSpace) -> AsyncIterator[Fleet]:
+    async with fleet(database, broker) as made:
+        yield made
+
+
+@pytest.fixture
+def program(receiver: Downstream) -> Program:
+    return Program(receiver)
+
+
+async def submitted(api: Fleet, node: str, **values: Any) -> str:
+    """A task, submitted once its node is there to declare the type."""
+    await registered(api, node)
+    return await api.submit(**values)
+
+
+async def test_a_task_becomes_a_row_downstream_and_a_result(
+    api: Fleet, broker: BrokerSpace, program: Program, receiver: Downstream, tmp_path: Path
+) -> None:
+    async with executing(program.app, settings_of(api, broker, tmp_path)):
+        task_id = await submitted(api, "node-1", type="write", input={"text": "hello"})
+        ended = await result(api, task_id)
+    assert (ended["state"], ended["output"]) == ("delivered", {"text": "hello"})
+    assert await receiver.effects(task_id) == ["hello"]
+    fence = await receiver.owner.fetchval(
+        "select fencing_token from tenure_fence where task_id = $1", task_id
+    )
+    assert [entry["fencing_token"] for entry in await attempts(api, task_id)] == [fence]
+
+
+async def test_many_tasks_are_each_done_once(
+    api: Fleet, broker: BrokerSpace, program: Program, receiver: Downstream, tmp_path: Path
+) -> None:
+    async with executing(program.app, settings_of(api, broker, tmp_path, slots=16)):
+        await registered(api, "node-1")
+        task_ids = [
+            await api.submit(type="write", input={"text": str(number)}) for number in range(100)
+        ]
+        results = await asyncio.gather(*(result(api, task_id) for task_id in task_ids))
+    assert [each["state"] for each in results] == ["delivered"] * 100
+    assert await receiver.owner.fetchval("select count(*) from effects") == 100
+    assert await receiver.owner.fetchval("select count(distinct task_id) from effects") == 100
+
+
+async def test_an_input_that_does_not_fit_fails_the_task(
+    api: Fleet, broker: BrokerSpace, program: Program, tmp_path: Path
+) -> None:
+    async with executing(program.app, settings_of(api, broker, tmp_path)):
+        task_id = await submitted(api, "node-1", type="echo", input={"text": 5})
+        ended = await result(api, task_id)
+    assert (ended["state"], ended["reason"]) == ("failed", "input_invalid")
+    assert len(await attempts(api, task_id)) == 1
+
+
+@pytest.mark.requirement("STATE-06")
+async def test_a_running_task_is_cancelled_and_its_handler_ended(
+    api: Fleet, broker: BrokerSpace, program: Program, tmp_path: Path
+) -> None:
+    async with executing(program.app, settings_of(api, broker, tmp_path)):
+        task_id = await submitted(api, "node-1", type="wait", input={})
+        await eventually(lambda: bool(program.began))
+        reply = await api.application.post(f"/v1/tasks/{task_id}/cancel")
+        assert reply.json()["outcome"] == "requested"
+        ended = await result(api, task_id)
+    assert ended["state"] == "cancelled"
+    assert program.cancelled == program.began
+    assert [each["state"] for each in await attempts(api, task_id)] == ["cancelled"]
+
+
+@pytest.mark.requirement("OPS-03")
+async def test_a_drained_executor_finishes_its_work_and_says_goodbye(
+    api: Fleet, broker: BrokerSpace, program: Program, tmp_path: Path
+) -> None:
+    async with executing(program.app, settings_of(api, broker, tmp_path)) as running:
+        task_id = await submitted(api, "node-1", type="wait", input={"text": "done"})
+        await eventually(lambda: bool(program.began))
+        running.stopping.ask()
+
+        async def draining() -> bool:
+            nodes = (await api.operator.get("/v1/nodes")).json()["nodes"]
+            return [node["state"] for node in nodes] == ["draining"]
+
+        await eventually(draining)
+        program.release.set()
+        await running.task
+    assert (await result(api, task_id))["output"] == {"text": "done"}
+    nodes = (await api.operator.get("/v1/nodes")).json()["nodes"]
+    assert [node["state"] for node in nodes] in ([], ["gone"])
+
+
+async def test_at_the_drain_limit_running_work_is_handed_back(
+    api: Fleet, broker: BrokerSpace, program: Program, tmp_path: Path
+) -> None:
+    first = settings_of(api, broker, tmp_path, drain_seconds=0.0)
+    async with executing(program.app, first) as running:
+        task_id = await submitted(api, "node-1", type="wait", input={"text": "done"})
+        await eventually(lambda: bool(program.began))
+        running.stopping.ask()
+        await running.task
+    assert program.cancelled == program.began
+    program.release.set()
+    async with executing(program.app, settings_of(api, broker, tmp_path, node="node-2")):
+        assert (await result(api, task_id))["state"] == "delivered"
+    states = [(each["state"], each["reason"]) for each in await attempts(api, task_id)]
+    assert sorted(states) == [("delivered", None), ("failed", "node_draining")]
+
+
+async def test_a_node_whose_name_was_taken_ends_and_says_why(
+    api: Fleet, broker: BrokerSpace, program: Program, receiver: Downstream, tmp_path: Path
+) -> None:
+    settings = settings_of(api, broker, tmp_path)
+    first = Running(program.app, settings)
+    await registered(api, "node-1")
+    task_id = await api.submit(type="wait", input={})
+    await eventually(lambda: bool(program.began))
+    async with executing(Program(receiver).app, settings_of(api, broker, tmp_path / "second")):
+        with pytest.raises(NodeGone, match="TENURE_NODE"):
+            await first.task
+        assert program.cancelled == program.began, "its work ended with it"
+        assert [each["state"] for each in await attempts(api, task_id)] == ["running"]
+
+
+async def test_an_executor_works_while_the_broker_is_away(
+    api: Fleet, broker: BrokerSpace, program: Program, tmp_path: Path
+) -> None:
+    settings = settings_of(api, broker, tmp_path, broker_url="amqp://guest:guest@127.0.0.1:1/")
+    async with executing(program.app, settings):
+        task_id = await submitted(api, "node-1", type="echo", input={"text": "by comparison"})
+        assert (await result(api, task_id))["output"] == {"text": "by comparison"}
+
+
+async def test_an_executor_without_handlers_says_so(
+    api: Fleet, broker: BrokerSpace, tmp_path: Path
+) -> None:
+    running = Running(Executor("empty", version="1"), settings_of(api, broker, tmp_path))
+    with pytest.raises(DeclarationError, match="no handlers"):
+        await running.task
+
+
+PROGRAM = """
+import asyncio, sys
+from pydantic import BaseModel
+from tenure.executor import Context, Executor, TaskType
+from tenure.executor.config import load_settings
+from tenure.executor.runner import run
+
+class In(BaseModel):
+    text: str = ""
+
+class Out(BaseModel):
+    text: str
+
+app = Executor("program", version="1")
+
+@app.task(TaskType("wait", input=In, output=Out), effects="idempotent")
+async def wait(input: In, context: Context[None]) -> Out:
+    print("began", flush=True)
+    if input.text == "for ever":
+        await asyncio.Event().wait()
+    return Out(text=input.text)
+
+asyncio.run(run(app, load_settings()))
+"""
+
+
+def start_process(api: Fleet, broker: BrokerSpace, folder: Path) -> subprocess.Popen[str]:
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("TENURE_")},
+        "TENURE_URL": api.coordinator.url,
+        "TENURE_TOKEN": EXECUTOR_TOKEN,
+        "TENURE_BROKER_URL": broker.url,
+        "TENURE_STATE_DIR": str(folder),
+        "TENURE_NODE": "process",
+        "TENURE_COMPARISON_SECONDS": "0.2",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+async def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit code and log of a process that is about to end."""
+    _, log = await asyncio.to_thread(process.communicate)
+    return process.returncode, log
+
+
+async def test_a_process_drains_at_sigterm_and_exits_with_zero(
+    api: Fleet, broker: BrokerSpace, tmp_path: Path
+) -> None:
+    process = start_process(api, broker, tmp_path)
+    try:
+        task_id = await submitted(api, "process", type="wait", input={"text": "x"})
+        assert (await result(api, task_id))["state"] == "delivered"
+        process.send_signal(signal.SIGTERM)
+        code, log = await end(process)
+    finally:
+        process.kill()
+    assert code == 0, log
+    assert '"event": "drained"' in log
+    assert EXECUTOR_TOKEN not in log
+
+
+@pytest.mark.requirement("INC-02")
+async def test_the_work_of_a_killed_process_is_done_by_another_under_a_higher_token(
+    database: FreshDatabase, broker: BrokerSpace, program: Program, tmp_path: Path
+) -> None:
+    async with fleet(database, broker, lease_seconds=2.0, clock_tolerance_seconds=0.1) as api:
+        process = start_process(api, broker, tmp_path)
+        task_id = await submitted(api, "process", type="wait", input={"text": "for ever"})
+        assert process.stdout is not None
+        assert (await asyncio.to_thread(process.stdout.readline)) == "began\n"
+        process.kill()
+        await end(process)
+        program.release.set()
+        async with executing(program.app, settings_of(api, broker, tmp_path)):
+            ended = await result(api, task_id)
+        assert ended["state"] == "delivered"
+        lost, done = sorted(await attempts(api, task_id), key=lambda each: int(each["ordinal"]))
+        assert (lost["state"], lost["node_id"]) == ("expired", "process")
+        assert (done["state"], done["node_id"]) == ("delivered", "node-1")
+        assert done["fencing_token"] > lost["fencing_token"]
+
+
+@pytest.mark.requirement("LEASE-09")
+async def test_a_handler_ends_before_its_lease_when_the_coordinator_is_away(
+    database: FreshDatabase, broker: BrokerSpace, program: Program, tmp_path: Path
+) -> None:
+    owner = await asyncpg.connect(database.admin_url)
+    try:
+        async with fleet(database, broker, lease_seconds=2.0, clock_tolerance_seconds=0.5) as api:
+            running = Running(program.app, settings_of(api, broker, tmp_path, drain_seconds=0.0))
+            task_id = await submitted(api, "node-1", type="wait", input={})
+            await eventually(lambda: bool(program.began))
+        # The coordinator is gone; only its database can tell the time of the lease.
+        await eventually(lambda: bool(program.cancelled))
+        live = await owner.fetchval(
+            "select expires_at > clock_timestamp() from tenure.attempts where task_id = $1",
+            task_id,
+        )
+        assert live is True
+        running.stopping.ask()
+        await running.task
+    finally:
+        await owner.close()
