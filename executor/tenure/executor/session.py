@@ -264,7 +264,7 @@ class Session:
             await self._until_stopped(loops, stopping)
             if self._gone.is_set():
                 return Ended.NODE_GONE
-            await self._drain(work, consumer, stopping)
+            await self._drain(work, consumer, reception, stopping)
             return Ended.DRAINED
         finally:
             work.stop_all(Stop.AUTHORITY)
@@ -290,13 +290,16 @@ class Session:
             for signal in signals:
                 signal.cancel()
 
-    async def _drain(self, work: Work, consumer: Consumer, stopping: Stopping) -> None:
+    async def _drain(
+        self, work: Work, consumer: Consumer, reception: Reception, stopping: Stopping
+    ) -> None:
         """Nothing new; hand back what has not started; let what runs go on under renewals until
         the limit; say goodbye (OPS-03). Servers that are away cost no more than the last words."""
         log.info("draining", drain_seconds=self._around.settings.drain_seconds)
-        telling = asyncio.create_task(self._tell(gone=False))
+        telling = asyncio.create_task(self._announce_drain(reception))
         limit = asyncio.create_task(stopping.limit())
         idle = asyncio.create_task(work.idle())
+        said_goodbye = False
         try:
             work.drain()
             consumer.stop()
@@ -306,12 +309,20 @@ class Session:
                     if not idle.done():
                         log.warning("drain limit reached, ending what still runs")
                         work.stop_all(Stop.DRAIN)
-                    await asyncio.wait({idle, telling})
+                    await asyncio.wait({telling})
+                    await work.idle()
                     await self._tell(gone=True)
+                    said_goodbye = True
         finally:
             for task in (telling, limit, idle):
                 task.cancel()
-        log.info("drained", everything_ended=idle.done())
+        log.info("drained", everything_answered=said_goodbye)
+
+    async def _announce_drain(self, reception: Reception) -> None:
+        """From the answer on nothing new is assigned; what was assigned before and has not come by
+        message is found by one more comparison, and handed back."""
+        await self._tell(gone=False)
+        await self._compare_once(reception)
 
     async def _tell(self, *, gone: bool) -> None:
         """Tell the coordinator that this incarnation drains, or ends; until it is answered."""
@@ -331,23 +342,25 @@ class Session:
                 return
 
     async def _compare(self, reception: Reception) -> None:
-        """Ask what this incarnation should have: after a reconnect, and again and again."""
+        """Compare after a reconnect, and again and again."""
         while True:
-            try:
-                listed = await self._around.coordinator.assignments(
-                    self._node_id, self._incarnation
-                )
-                await reception.listed(listed.assignments)
-            except NodeGone:
-                self._gone.set()
-            except CoordinatorRefused as error:
-                log.warning("the comparison was refused", code=error.code, error=str(error))
-                self._register_again.set()
-            except CoordinatorError as error:
-                self._around.coordinator_condition.trouble(error)
-            except InboxUnavailable as error:
-                log.error("the comparison cannot be stored", error=str(error))
+            await self._compare_once(reception)
             await _wait(self._compare_now, self._around.settings.comparison_seconds)
+
+    async def _compare_once(self, reception: Reception) -> None:
+        """Ask what this incarnation should have, and take in what no message brought (OPS-01)."""
+        try:
+            listed = await self._around.coordinator.assignments(self._node_id, self._incarnation)
+            await reception.listed(listed.assignments)
+        except NodeGone:
+            self._gone.set()
+        except CoordinatorRefused as error:
+            log.warning("the comparison was refused", code=error.code, error=str(error))
+            self._register_again.set()
+        except CoordinatorError as error:
+            self._around.coordinator_condition.trouble(error)
+        except InboxUnavailable as error:
+            log.error("the comparison cannot be stored", error=str(error))
 
     async def _register_when_asked(self) -> None:
         """The queue is missing or the node is not known: register again, same incarnation."""

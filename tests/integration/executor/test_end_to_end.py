@@ -30,6 +30,7 @@ from tests.support.executors import (
     settings_of,
 )
 from tests.support.isolation import BrokerSpace, DatabaseServer, FreshDatabase
+from tests.support.relays import relaying
 from tests.support.waiting import eventually
 
 
@@ -103,6 +104,7 @@ async def receiver(database_server: DatabaseServer) -> AsyncIterator[Downstream]
 
 @pytest.fixture
 async def api(database: FreshDatabase, broker: BrokerSpace) -> AsyncIterator[Fleet]:
+    """A coordinator. Nothing relays its log: executors find their work by comparison."""
     async with fleet(database, broker) as made:
         yield made
 
@@ -130,6 +132,48 @@ async def test_a_task_becomes_a_row_downstream_and_a_result(
         "select fencing_token from tenure_fence where task_id = $1", task_id
     )
     assert [entry["fencing_token"] for entry in await attempts(api, task_id)] == [fence]
+
+
+@pytest.mark.requirement("EVENT-03")
+async def test_with_messages_and_comparisons_at_once_every_task_is_done_once(
+    api: Fleet,
+    database: FreshDatabase,
+    broker: BrokerSpace,
+    program: Program,
+    receiver: Downstream,
+    tmp_path: Path,
+) -> None:
+    """The same assignments come twice, by two ways."""
+    quick = settings_of(api, broker, tmp_path, slots=16, comparison_seconds=0.01)
+    async with (
+        relaying(database.relay_url, broker.url, broker.name_prefix),
+        executing(program.app, quick),
+    ):
+        await registered(api, "node-1")
+        task_ids = [
+            await api.submit(type="write", input={"text": str(number)}) for number in range(100)
+        ]
+        results = await asyncio.gather(*(result(api, task_id) for task_id in task_ids))
+        lists = await asyncio.gather(*(attempts(api, task_id) for task_id in task_ids))
+    assert [each["state"] for each in results] == ["delivered"] * 100
+    assert [len(each) for each in lists] == [1] * 100
+    assert await receiver.owner.fetchval("select count(*) from effects") == 100
+
+
+async def test_by_messages_alone_a_task_becomes_a_result_and_a_cancellation_arrives(
+    api: Fleet, database: FreshDatabase, broker: BrokerSpace, program: Program, tmp_path: Path
+) -> None:
+    never = settings_of(api, broker, tmp_path, comparison_seconds=86_400)
+    async with (
+        relaying(database.relay_url, broker.url, broker.name_prefix),
+        executing(program.app, never),
+    ):
+        echoed = await submitted(api, "node-1", type="echo", input={"text": "by message"})
+        assert (await result(api, echoed))["output"] == {"text": "by message"}
+        waiting = await api.submit(type="wait", input={})
+        await eventually(lambda: bool(program.began))
+        await api.application.post(f"/v1/tasks/{waiting}/cancel")
+        assert (await result(api, waiting))["state"] == "cancelled"
 
 
 async def test_many_tasks_are_each_done_once(
@@ -169,6 +213,29 @@ async def test_a_running_task_is_cancelled_and_its_handler_ended(
     assert ended["state"] == "cancelled"
     assert program.cancelled == program.began
     assert [each["state"] for each in await attempts(api, task_id)] == ["cancelled"]
+
+
+@pytest.mark.requirement("OPS-03")
+async def test_what_was_assigned_and_never_arrived_is_handed_back_by_a_drain(
+    api: Fleet, database: FreshDatabase, broker: BrokerSpace, program: Program, tmp_path: Path
+) -> None:
+    never = settings_of(api, broker, tmp_path, comparison_seconds=86_400)
+    async with executing(program.app, never) as running:
+        async with relaying(database.relay_url, broker.url, broker.name_prefix):
+            arrived = await submitted(api, "node-1", type="echo", input={})
+            assert (await result(api, arrived))["state"] == "delivered"
+        # The relay is away, and the comparisons of the start are over.
+        task_id = await api.submit(type="echo", input={})
+
+        async def assigned() -> bool:
+            return bool(await attempts(api, task_id))
+
+        await eventually(assigned)
+        running.stopping.ask()
+        await running.task
+    assert [(each["state"], each["reason"]) for each in await attempts(api, task_id)] == [
+        ("rejected", "node_draining")
+    ]
 
 
 @pytest.mark.requirement("OPS-03")
