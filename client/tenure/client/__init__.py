@@ -4,6 +4,7 @@ from tenure.client.async_client import AsyncClient
 from tenure.client.errors import (
     BatchRefused,
     ClientError,
+    EnqueueRefused,
     NotDelivered,
     Refused,
     ResultTimeout,
@@ -15,6 +16,7 @@ from tenure.client.errors import (
     UnreadableReply,
 )
 from tenure.client.handles import TaskHandle
+from tenure.client.intake import enqueue
 from tenure.client.settings import NotConfigured
 from tenure.contract.tasktype import TaskType
 
@@ -22,6 +24,7 @@ __all__ = [
     "AsyncClient",
     "BatchRefused",
     "ClientError",
+    "EnqueueRefused",
     "NotConfigured",
     "NotDelivered",
     "Refused",
@@ -34,4 +37,5 @@ __all__ = [
     "TaskType",
     "Unreachable",
     "UnreadableReply",
+    "enqueue",
 ]

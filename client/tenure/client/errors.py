@@ -5,6 +5,7 @@ TenureError                      code, message, what to do next
     ├── Unreachable              unreachable: no usable answer in time; the outcome is unknown
     ├── Refused                  the server's own code: nothing was changed
     │   └── BatchRefused         some tasks of a batch; ``outcomes`` has the handles of the others
+    ├── EnqueueRefused           the code of what is wrong: the transaction gets no task
     ├── UnreadableReply          unreadable_reply: the answer is not what this client knows
     ├── ResultTimeout            result_timeout: the task has not ended yet
     └── NotDelivered             the task will bring no output as it stands
@@ -17,6 +18,7 @@ TenureError                      code, message, what to do next
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tenure.contract.codes import Code
 from tenure.contract.errors import TenureError
 from tenure.contract.tasks import Problem, TaskResult
 
@@ -58,6 +60,15 @@ class BatchRefused(Refused):
     ) -> None:
         super().__init__(problem)
         self.outcomes = tuple(outcomes)
+
+
+class EnqueueRefused(ClientError):
+    """The database refuses the task; ``code`` says why (``tenure.contract.codes``).
+
+    When the database has seen it, the transaction can only be rolled back, to a savepoint at least.
+    """
+
+    code = Code.INVALID_FIELD
 
 
 class UnreadableReply(ClientError):

@@ -12,8 +12,10 @@ from tests.support.repository import REPOSITORY
 PROGRAM = """
 from typing import assert_type
 
+import asyncpg
+import psycopg
 from pydantic import BaseModel
-from tenure.client import AsyncClient, TaskHandle, TaskType
+from tenure.client import AsyncClient, TaskHandle, TaskType, enqueue
 
 class In(BaseModel):
     path: str
@@ -23,12 +25,20 @@ class Out(BaseModel):
 
 T = TaskType("t", input=In, output=Out)
 
-async def use(client: AsyncClient) -> None:
+async def use(
+    client: AsyncClient,
+    pg: asyncpg.Connection,
+    psy: psycopg.AsyncConnection[dict[str, int]],
+    sync: psycopg.Connection[dict[str, int]],
+) -> None:
     handle = await client.submit(T, In(path="a"))
     assert_type(handle, TaskHandle[Out])
     assert_type(await handle.result(timeout=1), Out)
     assert_type(await client.submit_many(T, [In(path="a")]), list[TaskHandle[Out]])
     assert_type(client.task("id", T), TaskHandle[Out])
+    assert_type(await enqueue(pg, T, In(path="a"), idempotency_key="k", priority=1), str)
+    assert_type(await enqueue(psy, T, In(path="a")), str)
+    assert_type(enqueue(sync, T, In(path="a")), str)
 """
 
 
@@ -40,6 +50,11 @@ async def use(client: AsyncClient) -> None:
         ("await client.submit(T, {'path': 'a'})", False),
         ("(await handle.result()).path", False),
         ("await client.submit_many(T, [Out(digest='a')])", False),
+        ("await enqueue(pg, T, Out(digest='a'))", False),
+        ("await enqueue(psy, T, In(path='a'), key='k')", False),
+        ("enqueue(sync, T, In(path='a'), priority='high')", False),
+        ("await enqueue(sync, T, In(path='a'))", False),
+        ("enqueue('postgresql://', T, In(path='a'))", False),
     ],
 )
 def test_mypy_judges_whether_input_and_output_fit_the_task_type(
