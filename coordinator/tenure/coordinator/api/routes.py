@@ -59,6 +59,18 @@ from tenure.coordinator.api.problems import response_of
 from tenure.coordinator.errors import RequestRefused
 from tenure.coordinator.identities import Role
 
+NEVER_TAKEN_IN = (
+    Code.UNKNOWN_TASK_TYPE,
+    Code.DEADLINE_IN_THE_PAST,
+    Code.IDEMPOTENCY_CONFLICT,
+    Code.PAYLOAD_TOO_LARGE,
+    Code.INVALID_FIELD,
+    Code.INVALID_CHARACTER,
+    Code.MALFORMED_JSON,
+    Code.INTERNAL_REFUSED,
+)
+"""Why a task that was enqueued is none: told to whoever asks for it."""
+
 Plain = Callable[[Request], Awaitable[Response]]
 
 
@@ -179,7 +191,7 @@ def endpoints(
             tasks.result,
             TaskResult,
             query=WaitQuery,
-            codes=(Code.NOT_FOUND, Code.OVERLOADED),
+            codes=(Code.NOT_FOUND, Code.OVERLOADED, *NEVER_TAKEN_IN),
         ),
         Endpoint(
             "GET",
@@ -189,7 +201,7 @@ def endpoints(
             READERS,
             tasks.task,
             TaskView,
-            codes=(Code.NOT_FOUND,),
+            codes=(Code.NOT_FOUND, *NEVER_TAKEN_IN),
         ),
         Endpoint(
             "GET",
@@ -211,7 +223,7 @@ def endpoints(
             CancelReply,
             body=Nothing,
             gate=application_gate,
-            codes=(Code.NOT_FOUND,),
+            codes=(Code.NOT_FOUND, *NEVER_TAKEN_IN),
         ),
         Endpoint(
             "GET",
@@ -222,7 +234,7 @@ def endpoints(
             tasks.stream,
             StreamView,
             query=StreamQuery,
-            codes=(Code.NOT_FOUND,),
+            codes=(Code.NOT_FOUND, *NEVER_TAKEN_IN),
         ),
         Endpoint(
             "GET",
