@@ -17,6 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from tenure.contract.codes import Code
 from tenure.contract.errors import TenureError
+from tenure.contract.faultpoints import NO_FAULTS, FaultPoints
 from tenure.coordinator.api.applications import Applications
 from tenure.coordinator.api.endpoint import Entrance, Limits
 from tenure.coordinator.api.executors import Executors
@@ -58,10 +59,14 @@ class Loop(Protocol):
 
 
 class Coordinator:
-    """One replica. ``start``, then ``wait`` for something to fail, then ``stop``."""
+    """One replica. ``start``, then ``wait`` for something to fail, then ``stop``.
 
-    def __init__(self, settings: CoordinatorSettings) -> None:
+    ``faults``: for crash tests only.
+    """
+
+    def __init__(self, settings: CoordinatorSettings, faults: FaultPoints = NO_FAULTS) -> None:
         self._settings = settings
+        self._faults = faults
         self.metrics = Metrics()
         self._database = Condition(
             "database", DatabaseUnreachable("The database has not answered yet.")
@@ -94,7 +99,12 @@ class Coordinator:
         people = await self._pool("reads", settings.read_connections)
         policy = settings.policy()
         self._authority = Authority(
-            commits, nodes, self.metrics, policy=policy, prefix=settings.name_prefix
+            commits,
+            nodes,
+            self.metrics,
+            policy=policy,
+            prefix=settings.name_prefix,
+            faults=self._faults,
         )
         reads, node_reads = self._reads(people), self._reads(nodes)
         self._waiters = Waiters(
@@ -292,7 +302,7 @@ class Coordinator:
         return Response(self.metrics.text(), media_type=CONTENT_TYPE)
 
 
-async def run(settings: CoordinatorSettings) -> None:
+async def run(settings: CoordinatorSettings, faults: FaultPoints = NO_FAULTS) -> None:
     """Run one replica until SIGTERM or SIGINT; returns when it has drained.
 
     Raises ListenRefused, and whatever a part fails with that must not fail.
@@ -302,7 +312,7 @@ async def run(settings: CoordinatorSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    coordinator = Coordinator(settings)
+    coordinator = Coordinator(settings, faults)
     await coordinator.start()
     try:
         await _first(coordinator.wait, stopping.wait)

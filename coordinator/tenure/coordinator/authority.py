@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final, cast
 
+from tenure.contract.faultpoints import NO_FAULTS, FaultPoints
 from tenure.contract.ids import IncarnationId
 from tenure.contract.topology import DEFAULT_PREFIX
 from tenure.coordinator.core.model import (
@@ -52,10 +53,12 @@ class Authority:
         *,
         policy: LeasePolicy | None = None,
         prefix: str = DEFAULT_PREFIX,
+        faults: FaultPoints = NO_FAULTS,
     ) -> None:
         self.policy = policy or LeasePolicy()
         self._prefix = prefix
         self._observer = observer
+        self._faults = faults
         self._callbacks: list[Callable[[Sequence[Happened]], None]] = []
         self._submissions = self._lane("submissions", pool, load_submissions)
         self._intake = self._lane("intake", pool, load_intake)
@@ -148,4 +151,5 @@ class Authority:
             lambda: self.policy,
             self._observer,
             self._committed,
+            self._faults,
         )

@@ -17,6 +17,7 @@ from uuid import uuid4
 import structlog
 
 from tenure.contract.codes import Code
+from tenure.contract.faultpoints import NO_FAULTS, FaultPoint, FaultPoints
 from tenure.contract.ids import EventId, IncarnationId
 from tenure.coordinator.core.decide import EVENTS_PER_COMMAND, decide
 from tenure.coordinator.core.model import (
@@ -96,6 +97,7 @@ class Lane:
         policy: Callable[[], LeasePolicy],
         observer: Observer,
         on_commit: Callable[[Sequence[Happened]], None],
+        faults: FaultPoints = NO_FAULTS,
     ) -> None:
         self.name = name
         self._load = load
@@ -103,6 +105,7 @@ class Lane:
         self._policy = policy
         self._observer = observer
         self._on_commit = on_commit
+        self._faults = faults
         self._queue: deque[Entry] = deque()
         self._filled = asyncio.Event()
         self._closing = False
@@ -238,9 +241,11 @@ class Lane:
         seen = sorted({entry.seen for entry in batch if entry.seen is not None})
         if not items and not seen:
             return []
+        await self._faults.reach(FaultPoint.BEFORE_COMMIT, self.name)
         committed = await self._commit(
             [(_command(entry), accepted) for entry, accepted in items], seen
         )
+        await self._faults.reach(FaultPoint.AFTER_COMMIT, self.name)
         self._observer.batch_committed(
             self.name, len(items), committed.outcomes.count(ItemOutcome.APPLIED)
         )

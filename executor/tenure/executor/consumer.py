@@ -16,6 +16,7 @@ import structlog
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage, AbstractQueue
 from aiormq.exceptions import AMQPError, ChannelNotFoundEntity
 
+from tenure.contract.faultpoints import NO_FAULTS, FaultPoint, FaultPoints
 from tenure.executor.core.intake import Ack
 from tenure.executor.errors import BrokerUnavailable, BrokerUntrusted, ExecutorError
 from tenure.executor.metrics import ExecutorMetrics
@@ -49,6 +50,7 @@ class Consumer:
         condition: Condition,
         metrics: ExecutorMetrics,
         watch_seconds: float = WATCH_SECONDS,
+        faults: FaultPoints = NO_FAULTS,
     ) -> None:
         """``receive`` takes in a batch and says how each message leaves the queue; it raises
         ExecutorError when none may. ``consuming`` is called at the begin of each session."""
@@ -61,6 +63,7 @@ class Consumer:
         self._condition = condition
         self._metrics = metrics
         self._watch_seconds = watch_seconds
+        self._faults = faults
         self._stopping = asyncio.Event()
         self._session: _Session | None = None
 
@@ -122,6 +125,7 @@ class Consumer:
                 return
             acks = await self._receive([message.body for message in batch])
             await _settle(batch, acks)
+            await self._faults.reach(FaultPoint.AFTER_ACK)
 
     async def _watch(self, session: "_Session") -> None:
         """Consumers were lost unnoticed in many ways: ask the broker whether we are one."""

@@ -21,6 +21,7 @@ from pydantic_core import to_json
 from tenure.contract.codec import encode_json
 from tenure.contract.codes import Reason
 from tenure.contract.errors import InvalidPayload
+from tenure.contract.faultpoints import NO_FAULTS, FaultPoint, FaultPoints
 from tenure.contract.reports import (
     MAX_REASON_CHARACTERS,
     Cancelled,
@@ -89,6 +90,7 @@ class Pipeline:
         output_limit_bytes: int,
         metrics: ExecutorMetrics,
         authority_changed: Callable[[], None],
+        faults: FaultPoints = NO_FAULTS,
     ) -> None:
         self._reports = reports
         self._renewals = renewals
@@ -98,11 +100,13 @@ class Pipeline:
         self._output_limit_bytes = output_limit_bytes
         self._metrics = metrics
         self._authority_changed = authority_changed
+        self._faults = faults
 
     async def run(self, execution: Execution) -> None:
         """From the assignment to the answered last report. Raises NodeGone."""
         ending = await self._work(execution)
         if ending.report is not None:
+            await self._faults.reach(FaultPoint.BEFORE_REPORT, execution.assignment.attempt_id)
             answer = await self._reports.send(ending.report)
             reply = answer.reply
             if reply.outcome != "applied":

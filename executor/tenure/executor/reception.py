@@ -12,6 +12,7 @@ from tenure.contract.codec import decode_event
 from tenure.contract.codes import Reason
 from tenure.contract.errors import UndecodableEvent
 from tenure.contract.events import Event
+from tenure.contract.faultpoints import NO_FAULTS, FaultPoint, FaultPoints
 from tenure.contract.ids import AttemptId, EventId, FencingToken, IncarnationId, TaskId
 from tenure.contract.reports import Assignment as ListedAssignment
 from tenure.contract.states import AttemptState, EntityType, TaskState
@@ -45,12 +46,14 @@ class Reception:
         inbox: Inbox,
         work: Work,
         metrics: ExecutorMetrics,
+        faults: FaultPoints = NO_FAULTS,
     ) -> None:
         self._incarnation = incarnation
         self._task_types = task_types
         self._inbox = inbox
         self._work = work
         self._metrics = metrics
+        self._faults = faults
 
     async def messages(self, bodies: Sequence[bytes]) -> list[Ack]:
         """Take in a batch of messages; how each leaves the queue.
@@ -93,6 +96,7 @@ class Reception:
         ]
         if starting:
             stored = await self._inbox.store(starting, self._incarnation)
+            await self._faults.reach(FaultPoint.AFTER_INBOX)
             for assignment, new in zip(starting, stored, strict=True):
                 self._start(assignment, stored_now=new)
         for intake in intakes:

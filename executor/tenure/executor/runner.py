@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import structlog
 
+from tenure.contract.faultpoints import NO_FAULTS, FaultPoints
 from tenure.contract.ids import IncarnationId
 from tenure.executor import logs
 from tenure.executor.app import Executor
@@ -29,7 +30,7 @@ _INBOX_STOP_SECONDS: Final = 5.0
 log = structlog.get_logger("tenure.executor")
 
 
-async def run(app: Executor, settings: ExecutorSettings) -> None:
+async def run(app: Executor, settings: ExecutorSettings, faults: FaultPoints = NO_FAULTS) -> None:
     """Run until SIGTERM or SIGINT, drain, and return; a second signal cuts the drain short.
 
     Servers that are away are waited for. Raises DeclarationError for an executor without handlers,
@@ -39,10 +40,15 @@ async def run(app: Executor, settings: ExecutorSettings) -> None:
     logs.configure(settings.log_format, settings.log_level)
     stopping = Stopping(settings.drain_seconds)
     with _signals(stopping.ask):
-        await run_until(app, settings, stopping)
+        await run_until(app, settings, stopping, faults)
 
 
-async def run_until(app: Executor, settings: ExecutorSettings, stopping: Stopping) -> None:
+async def run_until(
+    app: Executor,
+    settings: ExecutorSettings,
+    stopping: Stopping,
+    faults: FaultPoints = NO_FAULTS,
+) -> None:
     """As ``run``, without signals and logging of its own: until ``stopping`` is asked."""
     if not app.handlers:
         raise DeclarationError(
@@ -80,6 +86,7 @@ async def run_until(app: Executor, settings: ExecutorSettings, stopping: Stoppin
             metrics=metrics,
             coordinator_condition=conditions[0],
             broker_condition=conditions[1],
+            faults=faults,
         )
         try:
             while True:

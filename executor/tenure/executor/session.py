@@ -14,6 +14,7 @@ from typing import Final
 
 import structlog
 
+from tenure.contract.faultpoints import FaultPoints
 from tenure.contract.ids import AttemptId, IncarnationId, NodeId
 from tenure.contract.reports import (
     PROTOCOL_VERSIONS,
@@ -74,6 +75,7 @@ class Surroundings:
     metrics: ExecutorMetrics
     coordinator_condition: Condition
     broker_condition: Condition
+    faults: FaultPoints
 
 
 class Stopping:
@@ -230,6 +232,7 @@ class Session:
                 output_limit_bytes=settings.output_limit_bytes,
                 metrics=around.metrics,
                 authority_changed=work.look_again,
+                faults=around.faults,
             )
         )
         reception = Reception(
@@ -238,6 +241,7 @@ class Session:
             inbox=around.inbox,
             work=work,
             metrics=around.metrics,
+            faults=around.faults,
         )
         consumer = Consumer(
             settings.broker_url_now,
@@ -248,6 +252,7 @@ class Session:
             consuming=self._compare_now.set,
             condition=around.broker_condition,
             metrics=around.metrics,
+            faults=around.faults,
         )
         renewer.start()
         loops = [

@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 import structlog
 
 from tenure.contract import topology
+from tenure.contract.faultpoints import NO_FAULTS, FaultPoints
 from tenure.relay.config import RelaySettings
 from tenure.relay.log import RelayLog
 from tenure.relay.loop import Pace, Relay
@@ -51,8 +52,8 @@ class Parts:
         )
 
 
-def build(settings: RelaySettings) -> Parts:
-    """Put a relay together as the settings say."""
+def build(settings: RelaySettings, faults: FaultPoints = NO_FAULTS) -> Parts:
+    """Put a relay together as the settings say. ``faults``: for crash tests only."""
     relay_id = uuid4()
     wake = asyncio.Event()
     log = RelayLog(
@@ -72,18 +73,20 @@ def build(settings: RelaySettings) -> Parts:
     pace = Pace(
         claim_seconds=settings.relay_claim_seconds, drain_seconds=settings.relay_drain_seconds
     )
-    relay = Relay(log, publisher, metrics, wake=wake, limits=settings.limits(), pace=pace)
+    relay = Relay(
+        log, publisher, metrics, wake=wake, limits=settings.limits(), pace=pace, faults=faults
+    )
     return Parts(relay_id, wake, log, publisher, metrics, relay)
 
 
-async def run(settings: RelaySettings) -> None:
+async def run(settings: RelaySettings, faults: FaultPoints = NO_FAULTS) -> None:
     """Relay until SIGTERM or SIGINT, then drain and return; a second signal cuts draining short.
 
     Servers that are away are waited for. Raises ListenRefused.
     """
     configure_logging(settings)
     logger = structlog.get_logger("tenure.relay")
-    parts = build(settings)
+    parts = build(settings, faults)
     stop = asyncio.Event()
     pages = StatusPages(not_ready=lambda: parts.relay.not_ready, metrics=parts.metrics_page)
     server = await serve(settings.listen_address, pages)

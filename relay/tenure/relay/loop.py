@@ -17,6 +17,7 @@ from typing import Final
 
 import structlog
 
+from tenure.contract.faultpoints import NO_FAULTS, FaultPoint, FaultPoints
 from tenure.relay.core.outcome import Outcome, Verdict, may_arrive_twice
 from tenure.relay.core.window import Limits, Window
 from tenure.relay.errors import LogUnavailable
@@ -55,6 +56,7 @@ class Relay:
         wake: asyncio.Event,
         limits: Limits,
         pace: Pace,
+        faults: FaultPoints = NO_FAULTS,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -64,6 +66,7 @@ class Relay:
         self._wake = wake
         self._limits = limits
         self._pace = pace
+        self._faults = faults
         self._clock = clock
         self._chance = chance
         self._window = Window(limits)
@@ -111,7 +114,7 @@ class Relay:
         the cursors and give the claims back."""
         while not stop.is_set():
             self._wake.clear()
-            self._settle()
+            await self._settle()
             self._drop_untrusted()
             await self._database_turn()
             await self._publish()
@@ -121,9 +124,12 @@ class Relay:
 
     # Settling and publishing
 
-    def _settle(self) -> None:
+    async def _settle(self) -> None:
         self._publisher.expire()
-        for settled in self._publisher.collect():
+        all_settled = self._publisher.collect()
+        if all_settled:
+            await self._faults.reach(FaultPoint.AFTER_CONFIRM)
+        for settled in all_settled:
             row = settled.publish.row
             if settled.outcome is Outcome.RETURNED and row.required and row.attempt_id is not None:
                 self._returned.append(settled)  # until the database says whether it still matters
@@ -177,7 +183,9 @@ class Relay:
             batch = self._window.take(self._microseconds(), _BATCH_ROWS)
             if not batch:
                 return
+            await self._faults.reach(FaultPoint.BEFORE_PUBLISH)
             await self._publisher.publish(batch)
+            await self._faults.reach(FaultPoint.AFTER_PUBLISH)
 
     # The database
 
@@ -283,7 +291,9 @@ class Relay:
         if not cursors or (now < self._advance_at and not at_once):
             return
         self._advance_at = now + self._pace.advance_seconds
+        await self._faults.reach(FaultPoint.BEFORE_CURSOR_MOVE)
         moved = await self._log.advance(cursors)
+        await self._faults.reach(FaultPoint.AFTER_CURSOR_MOVE)
         unmoved = {
             cursor.shard: cursor.claim_token for cursor in cursors if cursor.shard not in moved
         }
@@ -319,7 +329,7 @@ class Relay:
         try:
             while True:
                 self._wake.clear()
-                self._settle()
+                await self._settle()
                 self._drop_untrusted()
                 await self._renew()
                 await self._judge_returned()

@@ -4,16 +4,26 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tenure.cli.demo.__main__ import run
 from tenure.cli.demo.check import compare, compute_directly
-from tenure.cli.demo.declarations import FileOut, decode_path, encode_path
+from tenure.cli.demo.declarations import (
+    FILE_CHANGED,
+    FILE_VANISHED,
+    FileIn,
+    FileOut,
+    decode_path,
+    encode_path,
+)
 from tenure.cli.demo.downstream import Row, Written
 from tenure.cli.demo.files import NOT_THE_LIBRARY, FrozenFile, InputError, freeze, standard_library
-from tenure.cli.demo.hasher import read_file
+from tenure.cli.demo.hasher import read_file, read_unchanged
+from tenure.cli.demo.suffered import Suffered
 from tenure.cli.exits import Exit
+from tenure.executor import PermanentFailure
 
 ODD_NAME = b"caf\xe9 100%\n.txt"
 """A name that is no UTF-8, with a percent sign and a newline in it."""
@@ -135,6 +145,13 @@ def test_all_as_it_should_be_is_ok() -> None:
         "wrong": 0,
         "changed": 0,
         "effects_twice": 0,
+        "stale_writes_refused": 0,
+        "late_receipts": 0,
+        "relay_kills": 0,
+        "in_flight_at_kill": [],
+        "coordinator_kills": 0,
+        "duplicates_published": 0,
+        "duplicates_ignored": 0,
         "seconds": 1.2,
         "ok": True,
     }
@@ -188,3 +205,101 @@ def test_a_file_that_changed_is_counted_and_judged_no_further() -> None:
 def test_a_file_without_a_task_is_not_ok() -> None:
     report = compare(FILES, [ONE, TWO], GOOD, OUTPUTS, tasks=1, seconds=1)
     assert report.ok is False
+
+
+ENDURED: dict[str, Any] = {
+    "stale_writes_refused": 1,
+    "relay_kills": 2,
+    "in_flight_at_kill": [3, 4],
+    "coordinator_kills": 1,
+}
+
+
+def test_every_fault_as_planned_is_ok() -> None:
+    report = compare(
+        FILES, [ONE, TWO], GOOD, OUTPUTS, tasks=2, seconds=1, suffered=Suffered(**ENDURED)
+    )
+    assert report.ok
+    assert json.loads(report.as_json())["in_flight_at_kill"] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    "otherwise",
+    [
+        {"stale_writes_refused": 0},
+        {"relay_kills": 1, "in_flight_at_kill": [3]},
+        {"in_flight_at_kill": [3, 0]},
+        {"coordinator_kills": 0},
+        {"events_lost": 1},
+    ],
+    ids=lambda otherwise: next(iter(otherwise)),
+)
+def test_a_fault_that_did_not_happen_as_planned_is_not_ok(otherwise: dict[str, Any]) -> None:
+    suffered = Suffered(**(ENDURED | otherwise))
+    report = compare(FILES, [ONE, TWO], GOOD, OUTPUTS, tasks=2, seconds=1, suffered=suffered)
+    assert not report.ok
+
+
+def test_a_file_that_its_task_found_changed_is_counted_and_judged_no_further() -> None:
+    written = Written({"/a": [ONE]}, {"task-a": 1})
+    report = compare(
+        FILES,
+        [ONE, TWO],
+        written,
+        {"/a": OUTPUTS["/a"]},
+        tasks=2,
+        seconds=1,
+        found_changed={"/b"},
+    )
+    assert (report.changed, report.missing, report.ok) == (1, 0, True)
+
+
+def listed(path: Path) -> FileIn:
+    found = path.stat()
+    return FileIn(
+        path=encode_path(str(path)),
+        size_bytes=found.st_size,
+        modified_nanoseconds=found.st_mtime_ns,
+    )
+
+
+def test_a_file_that_is_as_listed_is_read(folder: Path) -> None:
+    assert read_unchanged(listed(folder / "empty")).size_bytes == 0
+
+
+def test_a_file_that_changed_before_it_is_read_fails_for_good(folder: Path) -> None:
+    before = listed(folder / "empty")
+    (folder / "empty").write_bytes(b"more")
+    with pytest.raises(PermanentFailure) as caught:
+        read_unchanged(before)
+    assert caught.value.reason == FILE_CHANGED
+
+
+def test_a_file_that_became_a_folder_has_changed(folder: Path) -> None:
+    before = listed(folder / "empty")
+    (folder / "empty").unlink()
+    (folder / "empty").mkdir()
+    with pytest.raises(PermanentFailure) as caught:
+        read_unchanged(before)
+    assert caught.value.reason == FILE_CHANGED
+
+
+@pytest.mark.parametrize(("vanishes", "reason"), [(True, FILE_VANISHED), (False, FILE_CHANGED)])
+def test_a_file_that_changes_or_vanishes_while_it_is_read_fails_for_good(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, vanishes: bool, reason: str
+) -> None:
+    file = folder / "no-newline"
+    before = listed(file)
+
+    def read_while_it_changes(path: str) -> FileOut:
+        output = read_file(path)
+        if vanishes:
+            file.unlink()
+        else:
+            file.write_bytes(b"other")
+        return output
+
+    monkeypatch.setattr("tenure.cli.demo.hasher.read_file", read_while_it_changes)
+    with pytest.raises(PermanentFailure) as caught:
+        read_unchanged(before)
+    assert caught.value.reason == reason

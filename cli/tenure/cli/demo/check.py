@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from tenure.cli.demo.declarations import FileOut, encode_path
 from tenure.cli.demo.downstream import Row, Written
 from tenure.cli.demo.files import FrozenFile
+from tenure.cli.demo.suffered import Suffered
 from tenure.cli.exits import CommandError, Exit
 
 
@@ -19,8 +20,13 @@ class Report:
     """The last line of the demo.
 
     ``missing``: files without a row. ``wrong``: files whose row, or whose task's output, is not
-    what the direct computation says. ``changed``: files that changed since the list was made; they
-    are counted nowhere else. ``effects_twice``: tasks whose row was written more than once.
+    what the direct computation says. ``changed``: files that changed or went since the list was
+    made; they are counted nowhere else. ``effects_twice``: tasks whose row was written more than
+    once, by the audit table of the downstream. What follows was done to the stack meanwhile
+    (``tenure.cli.demo.faults``): ``stale_writes_refused`` counts only refusals by the downstream's
+    own code for a stale token, ``late_receipts`` deliveries that the coordinator recorded and did
+    not admit, ``duplicates_published`` what an independent consumer saw more than once,
+    ``duplicates_ignored`` assignments that executors knew already.
     """
 
     files: int
@@ -30,6 +36,13 @@ class Report:
     wrong: int
     changed: int
     effects_twice: int
+    stale_writes_refused: int
+    late_receipts: int
+    relay_kills: int
+    in_flight_at_kill: Sequence[int]
+    coordinator_kills: int
+    duplicates_published: int
+    duplicates_ignored: int
     seconds: float
     ok: bool
 
@@ -74,14 +87,18 @@ def compare(
     *,
     tasks: int,
     seconds: float,
+    found_changed: Set[str] = frozenset(),
+    suffered: Suffered | None = None,
 ) -> Report:
-    """Judge everything. ``outputs`` are those of the delivered tasks, by path."""
+    """Judge everything. ``outputs`` are those of the delivered tasks, by path; ``found_changed``
+    the paths whose tasks failed for that reason; ``suffered`` is None where no faults were asked
+    for."""
     missing = wrong = changed = undelivered = 0
     for file, expected in zip(files, direct, strict=True):
-        if expected is None:
+        path = encode_path(file.path)
+        if expected is None or path in found_changed:
             changed += 1
             continue
-        path = encode_path(file.path)
         rows = written.rows.get(path, [])
         output = outputs.get(path)
         if output is None:
@@ -92,6 +109,7 @@ def compare(
             wrong += 1
     known = {encode_path(file.path) for file in files}
     wrong += sum(1 for path in written.rows if path not in known)
+    endured = suffered or Suffered()
     return Report(
         files=len(files),
         tasks=tasks,
@@ -100,11 +118,19 @@ def compare(
         wrong=wrong,
         changed=changed,
         effects_twice=written.effects_twice,
+        stale_writes_refused=endured.stale_writes_refused,
+        late_receipts=endured.late_receipts,
+        relay_kills=endured.relay_kills,
+        in_flight_at_kill=tuple(endured.in_flight_at_kill),
+        coordinator_kills=endured.coordinator_kills,
+        duplicates_published=endured.duplicates_published,
+        duplicates_ignored=endured.duplicates_ignored,
         seconds=round(seconds, 1),
         ok=(
             tasks == len(files)
             and missing == wrong == undelivered == written.effects_twice == 0
             and changed < len(files)
+            and (suffered is None or suffered.as_planned)
         ),
     )
 

@@ -1,17 +1,24 @@
 """The demo's task type, shared by the program that submits and the executor that hashes."""
 
 import os
+from typing import Final
 from urllib.parse import quote, unquote_to_bytes
 
 from pydantic import BaseModel
 
 from tenure.contract.tasktype import TaskType
 
+FILE_CHANGED: Final = "file_changed"
+FILE_VANISHED: Final = "file_vanished"
+"""Reasons of tasks whose file is not, or is no longer, as it was when the list was made."""
+
 
 class FileIn(BaseModel):
-    """``path`` as ``encode_path`` writes it."""
+    """A file as it was when the list was made. ``path`` as ``encode_path`` writes it."""
 
     path: str
+    size_bytes: int
+    modified_nanoseconds: int
 
 
 class FileOut(BaseModel):

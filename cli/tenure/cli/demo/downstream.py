@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib import resources
 from typing import Final
 from urllib.parse import quote
@@ -43,10 +44,17 @@ class Written:
         return sum(1 for times in self.changes.values() if times > 1)
 
 
-async def prepare(server: PrivatePostgres, password: str) -> str:
+class Weakened(StrEnum):
+    """A check that the guard is to lack, to see what the demo says of it."""
+
+    EXPIRY = "expiry"  # the token alone refuses: still ok
+    FENCE = "fence"  # a stale write is not refused as such: not ok
+
+
+async def prepare(server: PrivatePostgres, password: str, weakened: Weakened | None = None) -> str:
     """Make the database, its tables, the guard and the writer's login; returns the writer's URL."""
     await server.ensure_database(DATABASE)
-    text = resources.files("tenure.cli.demo").joinpath("downstream.sql").read_text("utf-8")
+    text = _statements("downstream")
     connection = await asyncpg.connect(server.url(DATABASE), ssl=False)
     try:
         exists = await connection.fetchval("select 1 from pg_roles where rolname = $1", WRITER)
@@ -57,10 +65,16 @@ async def prepare(server: PrivatePostgres, password: str) -> str:
         await connection.execute(text)
         await connection.execute(f"create schema if not exists {GUARD_SCHEMA}")
         await SqlGuard.install(connection, schema=GUARD_SCHEMA, roles=[WRITER])
+        if weakened is not None:
+            await connection.execute(_statements(f"without_{weakened}"))
     finally:
         await connection.close()
     login = f"{WRITER}:{quote(password, safe='')}"
     return f"postgresql://{login}@{LOOPBACK}:{server.port}/{DATABASE}"
+
+
+def _statements(name: str) -> str:
+    return resources.files("tenure.cli.demo").joinpath(f"{name}.sql").read_text("utf-8")
 
 
 async def read(server: PrivatePostgres) -> Written:

@@ -7,12 +7,21 @@ this process, the row is written once, by an attempt that had the right to.
 import asyncio
 import hashlib
 import os
+import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
-from tenure.cli.demo.declarations import FileIn, FileOut, HashFile, decode_path
-from tenure.executor import Context, Executor
+from tenure.cli.demo.declarations import (
+    FILE_CHANGED,
+    FILE_VANISHED,
+    FileIn,
+    FileOut,
+    HashFile,
+    decode_path,
+)
+from tenure.executor import Context, Executor, PermanentFailure
 from tenure.executor.guards.sql import SqlGuard
 
 DATABASE_VARIABLE = "DEMO_DATABASE_URL"
@@ -39,8 +48,16 @@ async def resources() -> AsyncIterator[Resources]:
 @app.task(HashFile, effects="guarded", guards=lambda resources: [resources.ledger])
 async def hash_file(input: FileIn, context: Context[Resources]) -> FileOut:
     """Hash one file and write its row."""
-    output = await asyncio.to_thread(read_file, decode_path(input.path))
-    async with context.resources.ledger.transaction(context, operation="row") as effect:
+    output = await asyncio.to_thread(read_unchanged, input)
+    await write_row(context.resources.ledger, input, output, context)
+    return output
+
+
+async def write_row(
+    ledger: SqlGuard, input: FileIn, output: FileOut, context: Context[Any]
+) -> None:
+    """The one effect: raises what the guard raises."""
+    async with ledger.transaction(context, operation="row") as effect:
         if not effect.already_done:
             await effect.connection.execute(
                 "insert into demo.files (task_id, fencing_token, path, sha256, size_bytes, lines)"
@@ -52,7 +69,30 @@ async def hash_file(input: FileIn, context: Context[Resources]) -> FileOut:
                 output.size_bytes,
                 output.lines,
             )
-    return output
+
+
+def read_unchanged(input: FileIn) -> FileOut:
+    """Hash, size and lines of the file that was listed.
+
+    Raises PermanentFailure when it is gone, or another one before or after it was read: no later
+    attempt would find it as it was.
+    """
+    path = decode_path(input.path)
+    listed = (input.size_bytes, input.modified_nanoseconds)
+    try:
+        if state(path) == listed:
+            output = read_file(path)
+            if state(path) == listed:
+                return output
+    except FileNotFoundError as error:
+        raise PermanentFailure("the file is no longer there.", reason=FILE_VANISHED) from error
+    raise PermanentFailure("the file is not as it was listed.", reason=FILE_CHANGED)
+
+
+def state(path: str) -> tuple[int, int] | None:
+    """Size and time of a regular file; None for anything else. Raises FileNotFoundError."""
+    found = os.lstat(path)
+    return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
 
 
 def read_file(path: str) -> FileOut:

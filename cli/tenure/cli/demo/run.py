@@ -1,5 +1,6 @@
 """The demo from start to end: a stack of its own, the tasks, the comparison."""
 
+import asyncio
 import hashlib
 import secrets
 import shutil
@@ -12,16 +13,28 @@ from typing import Final
 
 from tenure.cli.demo import downstream
 from tenure.cli.demo.check import Report, compare, compute_directly
-from tenure.cli.demo.declarations import FileIn, FileOut, HashFile, encode_path
+from tenure.cli.demo.declarations import (
+    FILE_CHANGED,
+    FILE_VANISHED,
+    FileIn,
+    FileOut,
+    HashFile,
+    encode_path,
+)
+from tenure.cli.demo.downstream import Weakened
+from tenure.cli.demo.faults import COORDINATOR_SETTINGS, Faults
 from tenure.cli.demo.files import FrozenFile
 from tenure.cli.demo.hasher import DATABASE_VARIABLE
 from tenure.cli.demo.progress import Shown, show_progress
+from tenure.cli.demo.struck import STRIKE_VARIABLE
+from tenure.cli.demo.witness import witness
 from tenure.cli.local.interrupts import Interrupts
 from tenure.cli.local.stack import ExecutorSpec, Stack
 from tenure.cli.together import together
 from tenure.client import AsyncClient, NotDelivered, ResultTimeout, TaskHandle
 
 APPLICATION: Final = "tenure.cli.demo.hasher:app"
+STRUCK_APPLICATION: Final = "tenure.cli.demo.struck:app"
 WAITERS: Final = 32
 """Requests that wait for results at once."""
 
@@ -37,40 +50,65 @@ class Demo:
         slots: int,
         limit_seconds: float,
         began: float,
+        calm: bool = False,
+        weakened: Weakened | None = None,
     ) -> None:
         self.report: Report | None = None
         self._files = files
+        self._tasks = 0
+        self._outputs: dict[str, FileOut] = {}
+        self._found_changed: set[str] = set()
         self._limit_seconds = limit_seconds
         self._began = began
         self._password = secrets.token_hex(16)
+        self._weakened = weakened
         self.directory = Path(tempfile.mkdtemp(prefix="tenure-demo-"))
+        self._signs = self.directory / "signs"
         self.stack = Stack(
             self.directory,
             [
-                ExecutorSpec(f"hasher-{number}", APPLICATION, slots, self._downstream_url)
+                ExecutorSpec(
+                    f"hasher-{number}",
+                    APPLICATION if calm else STRUCK_APPLICATION,
+                    slots,
+                    self._environment,
+                )
                 for number in range(1, executors + 1)
             ],
             say=_say,
             prepare=self._prepare,
+            coordinator_settings={} if calm else COORDINATOR_SETTINGS,
         )
         self._writer_url = ""
+        self._faults: Faults | None = None
+        if not calm:
+            self._faults = Faults(
+                self.stack,
+                self._signs,
+                downstream_url=lambda: self.stack.postgres.url(downstream.DATABASE),
+                say=_say,
+            )
 
-    def _downstream_url(self) -> dict[str, str]:
-        return {DATABASE_VARIABLE: self._writer_url}
+    def _environment(self) -> dict[str, str]:
+        environment = {DATABASE_VARIABLE: self._writer_url}
+        if self._faults is not None:
+            environment[STRIKE_VARIABLE] = self._faults.strike.as_json()
+        return environment
 
     async def _prepare(self) -> None:
-        self._writer_url = await downstream.prepare(self.stack.postgres, self._password)
+        self._signs.mkdir(exist_ok=True)
+        self._writer_url = await downstream.prepare(
+            self.stack.postgres, self._password, self._weakened
+        )
 
     async def run(self) -> None:
         """Start the stack, do the work, compare. The caller stops the stack."""
         _say("demo", f"{len(self._files)} files; the stack starts in {self.directory}")
         await self.stack.start()
-        connection = self.stack.connection()
-        token = connection.tokens["application"]
-        with show_progress(len(self._files)) as progress:
-            async with AsyncClient(connection.url, token) as client:
-                handles = await self._submit(client, progress)
-                outputs = await self._collect(handles, progress)
+        if self._faults is None:
+            await self._work()
+        else:
+            await self._work_under(self._faults)
         _say("demo", "comparing every row with a direct computation")
         direct = await compute_directly(self._files)
         written = await downstream.read(self.stack.postgres)
@@ -78,28 +116,65 @@ class Demo:
             self._files,
             direct,
             written,
-            outputs,
-            tasks=len(handles),
+            self._outputs,
+            tasks=self._tasks,
             seconds=time.monotonic() - self._began,
+            found_changed=self._found_changed,
+            suffered=None if self._faults is None else self._faults.suffered,
         )
 
+    async def _work_under(self, faults: Faults) -> None:
+        connection = self.stack.connection()
+
+        async def work() -> None:
+            await faults.work_may_begin.wait()
+            await self._work()
+
+        async def strike() -> None:
+            try:
+                async with asyncio.timeout_at(self._loop_deadline()):
+                    await faults.run()
+            except TimeoutError:
+                _say("demo", "not every fault could be brought about in time")
+
+        async with witness(connection.broker_url, connection.database_url) as listening:
+            await together(work(), strike())
+            await faults.count_up(listening)
+
+    async def _work(self) -> None:
+        connection = self.stack.connection()
+        with show_progress(len(self._files)) as progress:
+            async with AsyncClient(connection.url, connection.tokens["application"]) as client:
+                handles = await self._submit(client, progress)
+                await self._collect(handles, progress)
+        self._tasks = len(handles)
+
+    def _loop_deadline(self) -> float:
+        left = self._began + self._limit_seconds - time.monotonic()
+        return asyncio.get_running_loop().time() + left
+
     async def _submit(self, client: AsyncClient, progress: Shown) -> dict[str, TaskHandle[FileOut]]:
-        paths = [encode_path(file.path) for file in self._files]
+        inputs = {
+            encode_path(file.path): FileIn(
+                path=encode_path(file.path),
+                size_bytes=file.size_bytes,
+                modified_nanoseconds=file.modified_nanoseconds,
+            )
+            for file in self._files
+        }
+        paths = list(inputs)
         handles: dict[str, TaskHandle[FileOut]] = {}
         for start in range(0, len(paths), 500):
             chunk = paths[start : start + 500]
             made = await client.submit_many(
-                HashFile, [FileIn(path=path) for path in chunk], idempotency_keys=_keys(chunk)
+                HashFile, [inputs[path] for path in chunk], idempotency_keys=_keys(chunk)
             )
             handles.update(zip(chunk, made, strict=True))
             progress.count("submitted", len(handles))
         return handles
 
-    async def _collect(
-        self, handles: dict[str, TaskHandle[FileOut]], progress: Shown
-    ) -> dict[str, FileOut]:
-        """The outputs of the tasks that were delivered, by path."""
-        outputs: dict[str, FileOut] = {}
+    async def _collect(self, handles: dict[str, TaskHandle[FileOut]], progress: Shown) -> None:
+        """The outputs of the tasks that were delivered, by path; which files had changed."""
         failures: list[str] = []
         left = iter(handles.items())
         deadline = self._began + self._limit_seconds
@@ -108,17 +183,18 @@ class Demo:
             for path, handle in left:
                 try:
                     seconds = max(0.0, deadline - time.monotonic())
-                    outputs[path] = await handle.result(timeout=seconds)
+                    self._outputs[path] = await handle.result(timeout=seconds)
                 except (NotDelivered, ResultTimeout) as error:
+                    if getattr(error, "reason", None) in (FILE_CHANGED, FILE_VANISHED):
+                        self._found_changed.add(path)
                     failures.append(f"{path}: {error}")
-                progress.count("delivered", len(outputs))
+                progress.count("delivered", len(self._outputs))
 
         await together(*(wait() for _ in range(WAITERS)))
         for failure in failures[:5]:
             _say("demo", failure)
         if len(failures) > 5:
             _say("demo", f"and {len(failures) - 5} more that were not delivered")
-        return outputs
 
 
 async def run_demo(demo: Demo, *, keep: bool) -> Report | None:

@@ -142,6 +142,12 @@ def is_alive(pid: int) -> bool:
     return bool(fields) and fields[0] not in ("Z", "X")
 
 
+def is_stopped(pid: int) -> bool:
+    """True once SIGSTOP has taken hold of the whole process."""
+    _, fields = _stat(pid)
+    return fields[:1] == ["T"]
+
+
 def children_of(pid: int) -> list[int]:
     """The direct children of a process."""
     return [one for one in all_pids() if _stat(one)[1][1:2] == [str(pid)]]

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urljoin
 
 import httpx2
 
@@ -35,6 +36,11 @@ class ProgramSpec:
     log: Path
     ready_url: str
     drain_seconds: float
+
+    @property
+    def metrics_url(self) -> str:
+        """Where it tells its metrics, beside ``ready_url``."""
+        return urljoin(self.ready_url, "/metrics")
 
 
 class Program:

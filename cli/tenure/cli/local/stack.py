@@ -66,6 +66,7 @@ class Stack:
 
     ``say(name, words)`` tells people what happens; ``on_log(name, path)`` is called for each
     process before it starts. ``prepare`` runs when the servers are there and nothing else is.
+    ``coordinator_settings`` are variables of the coordinator's environment besides the usual ones.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Stack:
         say: Callable[[str, str], None],
         on_log: Callable[[str, Path], None] = lambda name, path: None,
         prepare: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        coordinator_settings: Mapping[str, str] | None = None,
     ) -> None:
         self._state = StateDirectory(state_directory)
         self.directory = self._state.path
@@ -86,6 +88,7 @@ class Stack:
         self._say = say
         self._on_log = on_log
         self._prepare = prepare
+        self._coordinator_settings = dict(coordinator_settings or {})
         self._supervisor = Supervisor(say)
         self._ports: dict[str, PortReservation] = {}
         self._services: list[Program] = []
@@ -225,6 +228,7 @@ class Stack:
             "coordinator",
             ("coordinator",),
             {
+                **self._coordinator_settings,
                 "TENURE_DATABASE_URL": self._role_url(Roles().coordinator, "coordinator-password"),
                 "TENURE_BROKER_URL": self.rabbitmq.url(),
                 "TENURE_LISTEN": self._address("coordinator"),

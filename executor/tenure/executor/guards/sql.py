@@ -26,6 +26,7 @@ import asyncpg
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay
 from tenacity.wait import wait_random_exponential
 
+from tenure.contract.faultpoints import NO_FAULTS, FaultPoint, FaultPoints
 from tenure.executor.context import Context
 from tenure.executor.errors import (
     AuthorityOver,
@@ -48,6 +49,7 @@ _TRANSACTION_TIMEOUT = "25P04"
 _NOT_INSTALLED = {"42883", "42P01", "3F000", "42501"}  # function, table, schema, privilege
 _SETTLE_SECONDS = 5.0
 _LAST_WAIT_SECONDS = 5.0
+_REFUSAL_SECONDS = 1.0  # a statement that was sent is given so long to be refused by its receiver
 _REPEAT = "Repeat it under the same operation name."
 _LOST = (asyncpg.PostgresError, asyncpg.InterfaceError, ConnectionError)
 # InternalClientError: the server's farewell to an idle session arrives, and the next statement
@@ -100,7 +102,8 @@ class SqlGuard:
     """The sender's half, over an asyncpg pool of the application's or one of its own.
 
     ``SqlGuard(pool)`` uses that pool and leaves it open; ``async with SqlGuard(dsn) as guard``
-    makes one and closes it. ``schema`` is where the receiver's half was installed.
+    makes one and closes it. ``schema`` is where the receiver's half was installed. ``faults``: for
+    crash tests only.
     """
 
     def __init__(
@@ -111,6 +114,7 @@ class SqlGuard:
         pool_size: int = 10,
         acquire_timeout_seconds: float = 10.0,
         statement_timeout_seconds: float = 30.0,
+        faults: FaultPoints = NO_FAULTS,
     ) -> None:
         self._dsn = source if isinstance(source, str) else None
         self._pool: Pool | None = None if isinstance(source, str) else source
@@ -118,6 +122,7 @@ class SqlGuard:
         self._pool_size = pool_size
         self._acquire_timeout_seconds = acquire_timeout_seconds
         self._statement_timeout_seconds = statement_timeout_seconds
+        self._faults = faults
 
     @staticmethod
     async def install(
@@ -184,6 +189,7 @@ class SqlGuard:
         async with self._acquire(context) as connection:
             transaction = connection.transaction(isolation="read_committed")
             try:
+                await self._faults.reach(FaultPoint.BEFORE_EFFECT, context.attempt_id)
                 began_at = clock()
                 await transaction.start()
                 already_done, limit_seconds = await self._begin(connection, context, operation)
@@ -215,6 +221,7 @@ class SqlGuard:
                 await _abandon(connection, transaction)
                 raise
             unanswered = await self._commit(connection, transaction, context)
+            await self._faults.reach(FaultPoint.AFTER_EFFECT, context.attempt_id)
         # Nothing was written where it had been done before, so nothing is unknown either.
         if unanswered is not None and not already_done:
             await self._settle(context, operation, unanswered)
@@ -319,9 +326,11 @@ class SqlGuard:
             await self._pool.release(connection)
 
     def _patience(self, context: Context[Any]) -> float:
-        """Seconds that a guard's own statement may take: its answer is useless afterwards."""
+        """Seconds that a guard's own statement may take: a grant is useless afterwards, and a
+        refusal says more than our own clock does."""
         return max(
-            0.001, min(self._statement_timeout_seconds, context.remaining_authority_seconds())
+            _REFUSAL_SECONDS,
+            min(self._statement_timeout_seconds, context.remaining_authority_seconds()),
         )
 
 

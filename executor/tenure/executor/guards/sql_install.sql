@@ -101,6 +101,10 @@ declare
     v_left numeric := extract(epoch from p_expires_at + p_tolerance - clock_timestamp()) * 1000;
 begin
     limit_milliseconds := greatest(1, least(p_remaining_milliseconds, v_left, 2147483647));
+    if least(p_remaining_milliseconds, v_left) <= 0 then
+        -- Over already: time enough to say which refusal it is. The commit is judged as ever.
+        limit_milliseconds := 1000;
+    end if;
     if current_setting('server_version_num')::integer >= 170000 then
         perform @schema@.tenure_limit('transaction_timeout', limit_milliseconds);
     else

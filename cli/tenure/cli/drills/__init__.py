@@ -1,0 +1,1 @@
+"""Faults on purpose: what the demo and the crash tests strike with."""
