@@ -1,0 +1,1 @@
+"""A shop on FastAPI: an order and the task that invoices it are one transaction."""
