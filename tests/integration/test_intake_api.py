@@ -61,7 +61,7 @@ async def test_a_refused_row_is_told_whoever_asks_for_its_task(
     with pytest.raises(Refused) as caught:
         await client.task(task_id).result(timeout=60)
     assert caught.value.code == "unknown_task_type"
-    assert "enqueue it again under the same key" in caught.value.next_step
+    assert "tenure intake retry" in caught.value.next_step
     for method, path in (
         ("GET", f"/v1/tasks/{task_id}"),
         ("GET", f"/v1/tasks/{task_id}/result"),
@@ -140,6 +140,47 @@ async def test_the_intake_is_listed_by_state_page_by_page_for_its_tenant(
     assert (await api.reader.get("/v1/intake?limit=1")).status_code == 200
 
 
+async def test_an_operator_lets_refused_rows_be_decided_anew(
+    api: Fleet, connection: asyncpg.Connection, database: FreshDatabase
+) -> None:
+    later = [await enqueue(connection, "later") for _ in range(2)]
+    never = await enqueue(connection, "never")
+
+    async def rows(state: str) -> list[str]:
+        listed = (await api.operator.get("/v1/intake", state=state)).json()["entries"]
+        return sorted(entry["task_id"] for entry in listed)
+
+    async def three_refused() -> bool:
+        return len(await rows("refused")) == 3
+
+    await eventually(three_refused)
+    await api.register(types=("later",))
+    assert (await api.application.post("/v1/intake/retry", {})).status_code == 403
+    for asked, number in (
+        ({"type": "other"}, 0),
+        ({"code": "invalid_field"}, 0),
+        ({"code": None, "type": "other"}, 0),
+        ({"type": "later", "code": "unknown_task_type"}, 2),
+        ({"type": "later"}, 0),  # they wait, or are taken
+    ):
+        reply = await api.operator.post("/v1/intake/retry", asked)
+        assert (reply.status_code, reply.json()) == (200, {"retried": number})
+
+    async def two_taken() -> bool:
+        return await rows("taken") == sorted(later)
+
+    await eventually(two_taken)
+    assert (await api.application.get(f"/v1/tasks/{later[0]}")).json()["phase"] == "waiting"
+    # Refused a second time, it is one row more, and one at the next retry.
+    for number in (1, 2):
+        assert (await api.operator.post("/v1/intake/retry", {})).json() == {"retried": 1}
+
+        async def again(number: int = number) -> bool:
+            return await rows("refused") == sorted([*later, *[never] * (number + 1)])
+
+        await eventually(again)
+
+
 async def test_the_command_lists_what_was_refused(
     api: Fleet,
     connection: asyncpg.Connection,
@@ -148,7 +189,7 @@ async def test_the_command_lists_what_was_refused(
 ) -> None:
     task_id = await enqueue(connection, "later", idempotency_key="order-1")
     monkeypatch.setenv("TENURE_URL", api.coordinator.url)
-    monkeypatch.setenv("TENURE_TOKEN", TOKEN)
+    monkeypatch.setenv("TENURE_TOKEN", str(TOKENS[2]["token"]))
 
     async def command(*words: str) -> str:
         assert await asyncio.to_thread(run, words) == 0
@@ -162,6 +203,8 @@ async def test_the_command_lists_what_was_refused(
     assert [word in line for word in (task_id, "unknown_task_type", "order-1")] == [True] * 3
     page = json.loads(await command("intake", "list", "--state", "refused", "-o", "json"))
     assert [entry["task_id"] for entry in page["entries"]] == [task_id]
+    retried = await command("intake", "retry", "--code", "invalid_field")
+    assert retried.endswith("0 rows are decided anew\n")
     assert json.loads(await command("intake", "list", "--state", "taken", "-o", "json")) == {
         "entries": [],
         "next": None,

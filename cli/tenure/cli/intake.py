@@ -24,7 +24,7 @@ def list_intake(
 ) -> None:
     """List what applications enqueued in transactions of their own, newest first.
 
-    A refused row says why. Enqueued again under the same key, it is decided anew.
+    A refused row says why; see `tenure intake retry`.
     """
 
     async def read() -> Any:
@@ -54,3 +54,23 @@ def list_intake(
     )
     if page.next is not None:
         print(f"There are more: --after {page.next}", file=sys.stderr)
+
+
+@app.command
+def retry(
+    *,
+    code: Annotated[str | None, Parameter(help="Only what was refused with this code.")] = None,
+    type_name: Annotated[str | None, Parameter(name="--type", help="Only this type.")] = None,
+    output: Output = "table",
+) -> None:
+    """Let refused rows be decided anew, once what they were refused for has been put right."""
+
+    async def ask() -> Any:
+        async with open_client() as client:
+            return await client.retry_intake(code=code, type_name=type_name)
+
+    reply = asyncio.run(ask())
+    if output == "json":
+        print_json(reply)
+        return
+    print(f"{reply.retried} rows are decided anew")

@@ -8,6 +8,7 @@ from typing import Any, Final, Self, TypeVar, overload
 from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
 
 from tenure.client.errors import BatchRefused, ClientError, Refused, Unreachable
 from tenure.client.handles import TaskHandle, output_reader
@@ -21,6 +22,7 @@ from tenure.contract.tasks import (
     MAX_TASKS_PER_REQUEST,
     BatchReply,
     IntakeList,
+    IntakeRetried,
     NodeList,
     OutboxStatus,
     Submitted,
@@ -281,6 +283,15 @@ class AsyncClient:
             "after": None if after is None else str(after),
         }
         return await self._get("/v1/intake", IntakeList, query)
+
+    async def retry_intake(
+        self, *, code: str | None = None, type_name: str | None = None
+    ) -> IntakeRetried:
+        """Let refused rows be decided anew, of one code or type or all: for operators."""
+        given = {"code": code, "type": type_name}
+        body = {name: value for name, value in given.items() if value is not None}
+        reply = await self._http.request("POST", "/v1/intake/retry", body=to_json(body))
+        return reply.read(IntakeRetried)
 
     async def outbox(self) -> OutboxStatus:
         """How far publishing is behind the log."""

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AwareDatetime, Field
 
+from tenure.contract.codes import Code
 from tenure.contract.ids import TASK_TYPE_PATTERN
 from tenure.contract.reports import Frozen, Resources
 from tenure.contract.states import AttemptState, Phase, TaskState
@@ -213,6 +214,19 @@ class IntakeList(Frozen):
 
     entries: tuple[IntakeEntry, ...]
     next: int | None
+
+
+class IntakeRetry(Frozen):
+    """``POST /v1/intake/retry``: let refused rows be decided anew; null: of any code or type."""
+
+    code: Code | None = None
+    type: str | None = Field(default=None, pattern=f"^{TASK_TYPE_PATTERN.pattern}$")
+
+
+class IntakeRetried(Frozen):
+    """How many rows wait once more: at most 10,000 at a time, the oldest first."""
+
+    retried: int
 
 
 class NodeView(Frozen):

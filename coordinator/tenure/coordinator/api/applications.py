@@ -297,7 +297,7 @@ def _not_taken_in(task_id: TaskId, enqueued: Enqueued) -> TenureError:
     return RequestRefused(
         enqueued.code,
         f"Task {task_id!r} was enqueued and refused: {(enqueued.message or '').rstrip('.')}.",
-        next_step=f"{NEXT_STEP[enqueued.code]} Then enqueue it again under the same key.",
+        next_step=f"{NEXT_STEP[enqueued.code]} Then `tenure intake retry`.",
     )
 
 

@@ -2,12 +2,15 @@
 
 from typing import Literal
 
+import structlog
 from pydantic import Field
 
-from tenure.contract.tasks import NodeList
+from tenure.contract.tasks import IntakeRetried, IntakeRetry, NodeList
 from tenure.coordinator.api.endpoint import Answer, Call
-from tenure.coordinator.api.reading import Query
+from tenure.coordinator.api.reading import Query, read_model
 from tenure.coordinator.store.reads import Reads
+
+log = structlog.get_logger()
 
 
 class IntakeQuery(Query):
@@ -19,7 +22,7 @@ class IntakeQuery(Query):
 
 
 class Operators:
-    """Handlers of ``GET /v1/nodes``, ``GET /v1/intake`` and ``GET /v1/outbox``."""
+    """Handlers of ``/v1/nodes``, ``/v1/intake`` and ``/v1/outbox``."""
 
     def __init__(self, reads: Reads) -> None:
         self._reads = reads
@@ -36,6 +39,15 @@ class Operators:
                 call.identity.tenant, state=query.state, after=query.after, limit=query.limit
             )
         )
+
+    async def retry_intake(self, call: Call) -> Answer:
+        """Let refused rows of the tenant be decided anew."""
+        request = read_model(await call.body(), IntakeRetry)
+        retried = await self._reads.retry_intake(
+            call.identity.tenant, code=request.code, type_name=request.type
+        )
+        log.info("refused rows are decided anew", by=call.identity.name, rows=retried)
+        return Answer(IntakeRetried(retried=retried))
 
     async def outbox(self, _: Call) -> Answer:
         """Cursors of the relay against the log. The log is one for all tenants."""

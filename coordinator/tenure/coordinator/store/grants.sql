@@ -22,6 +22,7 @@ grant execute on function tenure.ensure_log_partitions(integer) to :"coordinator
 grant execute on function
     tenure.confirmed_epoch(),
     tenure.redispatch(uuid[], interval),
+    tenure.retry_intake(text, text, text, integer),
     tenure.commit_batch(
         tenure.commit_item[], tenure.task_insert[], tenure.task_update[], tenure.attempt_insert[],
         tenure.attempt_update[], tenure.lease_renewal[], tenure.receipt_insert[],

@@ -43,6 +43,7 @@ from tenure.coordinator.store.reading import Reader
 
 MAX_NODES: Final = 10_000
 MAX_ASSIGNMENTS: Final = 100_000
+MAX_RETRIED_ROWS: Final = 10_000
 MAX_COUNTED_ROWS: Final = 10_000
 MAX_COUNTED_TASKS: Final = 100_000
 
@@ -171,6 +172,17 @@ class Reads:
         return IntakeList(
             entries=entries, next=entries[-1].intake_id if len(rows) > limit else None
         )
+
+    async def retry_intake(
+        self, tenant: TenantId, *, code: Code | None, type_name: str | None
+    ) -> int:
+        """Let refused rows wait once more, 10,000 at most; how many. The one call here that writes:
+        repeated, it leaves alone what waits already."""
+        (row,) = await self._reader.fetch(
+            _INTAKE["retry_intake"], tenant, code, type_name, MAX_RETRIED_ROWS
+        )
+        retried: int = row["retried"]
+        return retried
 
     async def list_tasks(
         self,

@@ -175,3 +175,34 @@ begin
     end loop;
 end
 $$;
+
+-- Refused rows of a tenant once more, each as another row that waits, for the same task: what they were
+-- refused for may have been put right. $2 only with this code, $3 only of this type (null: any), $4 at
+-- most so many. Of several rows of one submission the newest; what waits already is left alone. Returns
+-- how many.
+create function retry_intake(p_tenant text, p_code text, p_type text, p_limit integer)
+returns integer
+language plpgsql volatile security definer
+set search_path = tenure, pg_temp
+as $$
+declare
+    v_rows integer;
+begin
+    insert into intake (tenant, command_id, task_id, idempotency_key, type, input, priority,
+        not_before, deadline, cpu_millis, memory_bytes, fingerprint, enqueued_by)
+    select q.tenant, q.command_id, q.task_id, q.idempotency_key, q.type, q.input, q.priority,
+        q.not_before, q.deadline, q.cpu_millis, q.memory_bytes, q.fingerprint, q.enqueued_by
+    from intake q
+    where q.state = 'refused' and q.tenant = p_tenant
+        and (p_code is null or q.code = p_code)
+        and (p_type is null or q.type = p_type)
+        and not exists (
+            select from intake n where n.command_id = q.command_id
+                and (n.state <> 'refused' or n.intake_id > q.intake_id))
+    order by q.intake_id
+    limit p_limit
+    on conflict (command_id) where state <> 'refused' do nothing;
+    get diagnostics v_rows = row_count;
+    return v_rows;
+end
+$$;

@@ -21,3 +21,7 @@ cross join lateral (
 ) q
 order by q.intake_id desc
 limit $4
+
+-- name: retry_intake
+-- Refused rows wait once more: $2 only with this code, $3 only of this type, $4 at most so many.
+select tenure.retry_intake($1, $2, $3, $4) as retried
