@@ -30,6 +30,6 @@ def sql(
     with needs("sql"):
         from tenure.executor.guards.sql import install_statements
     try:
-        print(install_statements(schema=schema, roles=role))
+        print(install_statements(schema=schema, roles=role), end="")
     except ValueError as error:
         raise UsageError(f"{error}.") from error

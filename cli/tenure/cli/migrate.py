@@ -92,7 +92,7 @@ def print_roles(
         from tenure.coordinator.store.roles import roles_sql
 
     # No database is asked, so none has to be known.
-    print(roles_sql(_settings(options, database_url="postgresql:///").roles()))
+    print(roles_sql(_settings(options, database_url="postgresql:///").roles()), end="")
 
 
 @app.command
