@@ -19,13 +19,14 @@ pytestmark = pytest.mark.timeout(300)
 
 PROGRAM = """
 import asyncio
+from pathlib import Path
 from pydantic import BaseModel
 from tenure.contract.tasktype import TaskType
 from tenure.executor import Context, Executor
 
 class Text(BaseModel):
     text: str
-    seconds: float = 0.0
+    until: str = ""
 
 Echo = TaskType("echo", input=Text, output=Text)
 app = Executor("echo", version="1")
@@ -34,7 +35,8 @@ app = Executor("echo", version="1")
 async def echo(input: Text, context: Context[None]) -> Text:
     if input.text == "fail":
         raise RuntimeError("asked to fail")
-    await asyncio.sleep(input.seconds)
+    while input.until and not Path(input.until).exists():
+        await asyncio.sleep(0.05)
     return input
 """
 
@@ -53,12 +55,12 @@ class Up:
         self.lines: list[str] = []
         self._process: asyncio.subprocess.Process | None = None
 
-    async def start(self) -> Self:
+    async def start(self, **settings: str) -> Self:
         """Start it and wait for its ready line."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tenure.cli", "up", "--executor", "program:app", "--slots", "2",
             cwd=self.folder,
-            env=environment(),
+            env=environment(**settings),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
@@ -150,7 +152,7 @@ async def test_a_stack_serves_drains_and_finds_its_data_again(ups: list[Up]) -> 
     assert connection.stat().st_mode & 0o777 == 0o600
 
     code, out, err = await up.run("submit", "echo", '{"text": "hello"}', "--wait")
-    assert (code, json.loads(out)) == (0, {"text": "hello", "seconds": 0.0})
+    assert (code, json.loads(out)) == (0, {"text": "hello", "until": ""})
     task_id = err.split()[1]
     code, out, _ = await up.run("submit", "echo", '{"text": "a"}', "--key", "k")
     again = await up.run("submit", "echo", '{"text": "a"}', "--key", "k")
@@ -177,12 +179,14 @@ async def test_a_stack_serves_drains_and_finds_its_data_again(ups: list[Up]) -> 
     assert err.startswith("error: local_state_in_use:")
 
     # Ctrl-C while a task runs: it is finished first.
-    code, out, _ = await up.run("submit", "echo", '{"text": "last", "seconds": 5.0}')
+    code, out, _ = await up.run("submit", "echo", '{"text": "last", "until": "go"}')
     last = out.strip()
-    while (phase := (await up.read("task", "show", last))["phase"]) in ("waiting", "assigned"):
+    while (await up.read("task", "show", last))["phase"] != "running":
         pass
-    assert phase == "running"
-    assert await up.end() == 0
+    ending = asyncio.create_task(up.end())
+    await eventually(lambda: any("| draining executors" in line for line in up.lines))
+    (up.folder / "go").touch()
+    assert await ending == 0
     assert up.owned() == []
     assert "stopped" in up.lines[-1]
 
@@ -195,7 +199,8 @@ async def test_a_stack_serves_drains_and_finds_its_data_again(ups: list[Up]) -> 
 
 
 async def test_two_stacks_work_side_by_side_and_restart_what_dies(ups: list[Up]) -> None:
-    await asyncio.gather(*(up.start() for up in ups))
+    # Work that was given to a node just before it died waits for the end of that lease.
+    await asyncio.gather(*(up.start(TENURE_LEASE_SECONDS="8") for up in ups))
     urls = {
         json.loads((up.folder / ".tenure" / "connection.json").read_text())["url"] for up in ups
     }
