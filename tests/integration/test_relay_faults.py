@@ -33,6 +33,8 @@ from tests.support.relays import (
 )
 from tests.support.sessions import session, until
 
+pytestmark = pytest.mark.timeout(300)  # servers are started anew, some of them twice
+
 
 @contextmanager
 def frozen(pid: int) -> Iterator[None]:
@@ -205,12 +207,10 @@ async def test_started_before_its_servers_a_relay_waits_for_them(
 ) -> None:
     owner_url, relay_url = await owned_database(private_postgres)
     url = private_rabbitmq.url()
-    async with broker_channel(url) as channel:
-        await declare_queue(channel, "q")
     rows = rows_of([Stream()], 3, routing_key="q", required=True)
     await record(owner_url, rows)
     await private_postgres.stop()
-    await private_rabbitmq.stop()
+    private_rabbitmq.kill()
     async with relaying(relay_url, url, "t") as parts:
 
         async def tried() -> bool:
@@ -222,6 +222,7 @@ async def test_started_before_its_servers_a_relay_waits_for_them(
         await private_rabbitmq.start()
         await private_postgres.start()
         async with broker_channel(url) as channel:
+            await declare_queue(channel, "q")
             consumer = await consume(channel, "q")
             await consumer.has(rows)
 

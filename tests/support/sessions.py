@@ -17,7 +17,7 @@ async def session(url: str) -> AsyncIterator[asyncpg.Connection]:
         await connection.close()
 
 
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 30) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 60) -> None:
     """Wait until ``condition`` holds. Raises TimeoutError when it does not."""
     async with asyncio.timeout(seconds):
         while True:
