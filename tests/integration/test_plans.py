@@ -1,0 +1,113 @@
+"""No statement of the authority reads a large table from end to end, whatever the planner knows.
+
+Plans are made while the tables are empty and kept by the connections; then the tables grow, and
+nothing has analysed them.
+"""
+
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from tenure.coordinator.core.model import Reject, Renew
+from tenure.coordinator.reconciler import Reconciler
+from tenure.coordinator.sweeper import Sweeper
+from tests.support.authority import Bench, replica
+from tests.support.isolation import FreshDatabase
+
+LARGE = ("tasks", "task_inputs", "attempts", "commands", "receipts", "renewals", "log_p000001")
+ROWS = 20_000
+GROWTH = f"""
+    create temporary table grown as
+        select n, gen_random_uuid() as id from generate_series(1, {ROWS}) n;
+    insert into tenure.tasks (task_id, tenant, type, state, version, sequence, generation, priority,
+        effects, max_attempts, cpu_millis, memory_bytes, created_at, decided_at, ended_at,
+        not_before, deadline)
+    select id, 'default', case when n % 3 = 0 then 'sha256' else 'other' end,
+        case when n % 2 = 0 then 'open' else 'delivered' end, 1, 1, 1, -10, 'idempotent', 5, 0,
+        0, now(), now(), case when n % 2 = 1 then now() end, now() + interval '1 hour',
+        now() + interval '2 hours'
+    from grown;
+    insert into tenure.task_inputs select id, 'default', '{{}}' from grown;
+    insert into tenure.commands
+    select id, 'default', '', 'applied', '{{"outcome":"applied"}}', now() from grown;
+    insert into tenure.attempts (attempt_id, task_id, tenant, ordinal, state, reason, version,
+        sequence, node_id, incarnation, lease_id, fencing_token, policy_version,
+        lease_microseconds, expires_at, scope, dispatch_event_id, dispatched_at, submitted_at,
+        ended_at, decided_at)
+    select id, id, 'default', 1, 'failed', 'any', 1, 1, 'node', gen_random_uuid(), id, 1, 1, 1,
+        now(), '{{}}', id, now(), now(), now(), now()
+    from grown;
+    insert into tenure.receipts
+    select id, 'default', id, id, 'node', id, true, null, now(), 1, 1, 1, '', '1' from grown;
+    insert into tenure.renewals select id, id, 'default', now(), now(), 'any', now() from grown;
+    insert into tenure.log (shard, order_key, tenant, entity_type, entity_id, epoch, sequence,
+        event_id, next_state, copy, exchange, routing_key, required, recorded_at, body)
+    select n % 64, id, 'default', 'task', id, 1, 1, gen_random_uuid(), 'open', false, 'e', 'k',
+        false, now(), '' from grown;
+"""
+
+
+@pytest.fixture
+async def bench(database: FreshDatabase) -> AsyncIterator[Bench]:
+    async with replica(database) as bench:
+        for table in LARGE:
+            await bench.owner.execute(
+                f"alter table tenure.{table} set (autovacuum_enabled = false)"
+            )
+        yield bench
+
+
+async def live(bench: Bench) -> None:
+    """Everything that the authority does, once or more."""
+    delivered = await bench.running()
+    await bench.authority.renew([bench.command(Renew, delivered)], delivered.incarnation)
+    await bench.deliver(delivered, 1)
+    failed = await bench.running()
+    await bench.fail(failed, retryable=False)
+    rejected = await bench.assigned(await bench.submit())
+    await bench.report(Reject, rejected, reason="node_draining", message="")
+    await bench.cancel(rejected.task_id)
+    cancelled = await bench.running()
+    await bench.cancel(cancelled.task_id)
+    await bench.confirm_cancel(cancelled)
+    late = await bench.running()
+    await bench.end_lease(late)
+    await bench.deliver(late, 1)
+    await Sweeper(bench.pool, bench.authority).step()
+    await bench.cancel(late.task_id)
+    await Reconciler(bench.pool).step()
+
+
+async def whole_reads(bench: Bench) -> dict[str, int]:
+    """How often each large table was read from end to end so far, but for the owner's reads."""
+    connections = [await bench.pool.acquire() for _ in range(bench.pool.get_max_size())]
+    for connection in reversed(connections):  # the one last used is the next again, with its plans
+        await connection.execute("select pg_stat_force_next_flush()")
+        await bench.pool.release(connection)
+    records: list[asyncpg.Record] = await bench.owner.fetch(
+        "select relname, seq_scan from pg_stat_user_tables"
+        " where schemaname = 'tenure' and relname = any ($1)",
+        LARGE,
+    )
+    return {record["relname"]: record["seq_scan"] for record in records}
+
+
+async def test_plans_made_on_empty_tables_read_no_large_table_whole(bench: Bench) -> None:
+    await bench.register(slots=100)
+    for _ in range(7):  # so that every connection has settled on its plans
+        await live(bench)
+    await bench.owner.execute(GROWTH)
+    before = await whole_reads(bench)
+    for _ in range(3):
+        await live(bench)
+    assert await whole_reads(bench) == before
+
+
+async def test_plans_made_on_large_unknown_tables_read_none_whole(bench: Bench) -> None:
+    await bench.register(slots=100)
+    await bench.owner.execute(GROWTH)
+    before = await whole_reads(bench)
+    for _ in range(7):
+        await live(bench)
+    assert await whole_reads(bench) == before
