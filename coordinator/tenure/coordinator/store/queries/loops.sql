@@ -1,4 +1,5 @@
--- What the loops look for. They decide nothing: each row found becomes a command for the lanes. The
+-- What the loops look for. They decide nothing: each row found becomes a command for the lanes. The clock
+-- is asked once, in a query of its own: a call that may differ from row to row is of no use to an index.
 -- epoch is looked up once a statement, not once a row.
 
 -- name: waiting_tasks
@@ -18,8 +19,8 @@ cross join lateral (
       and w.state = 'open' and w.current_attempt_id is null
       and coalesce(w.cpu_millis <= k.cpu_millis, true)
       and coalesce(w.memory_bytes <= k.memory_bytes, true)
-      and coalesce(w.not_before <= clock_timestamp(), true)
-      and coalesce(w.deadline > clock_timestamp(), true)
+      and coalesce(w.not_before <= (select clock_timestamp()), true)
+      and coalesce(w.deadline > (select clock_timestamp()), true)
     order by w.priority desc, w.task_id
     limit $5
 ) t
@@ -35,20 +36,20 @@ select
     n.cpu_used, n.memory_used, n.task_types, n.last_seen_at
 from tenure.incarnations n
 where n.state = 'active' and n.slots_used < n.slots
-  and n.last_seen_at > clock_timestamp() - $1::interval
+  and n.last_seen_at > (select clock_timestamp() - $1::interval)
 order by n.incarnation;
 
 -- name: lost_tasks
 -- Tasks whose attempt's lease ran out, and waiting ones past their deadline. $1 how many.
 (
     select a.tenant, a.task_id from tenure.attempts a
-    where a.ended_at is null and a.expires_at <= clock_timestamp()
+    where a.ended_at is null and a.expires_at <= (select clock_timestamp())
     limit $1
 )
 union
 (
     select t.tenant, t.task_id from tenure.tasks t
-    where t.deadline <= clock_timestamp() and t.ended_at is null
+    where t.deadline <= (select clock_timestamp()) and t.ended_at is null
       and t.current_attempt_id is null
     limit $1
 );
@@ -57,15 +58,15 @@ union
 -- Assignments that nobody accepted within $1 of their last dispatch. $2 how many.
 select a.attempt_id from tenure.attempts a
 where a.ended_at is null and a.state = 'submitted'
-  and a.dispatched_at < clock_timestamp() - $1::interval
-  and a.expires_at > clock_timestamp()
+  and a.dispatched_at < (select clock_timestamp() - $1::interval)
+  and a.expires_at > (select clock_timestamp())
 order by a.dispatched_at
 limit $2;
 
 -- name: silent_incarnations
 -- Incarnations that hold no open attempt and were not heard of within $1. $2 how many.
 select n.tenant, n.node_id, n.incarnation from tenure.incarnations n
-where n.state <> 'gone' and n.last_seen_at < clock_timestamp() - $1::interval
+where n.state <> 'gone' and n.last_seen_at < (select clock_timestamp() - $1::interval)
   and not exists (
       select 1 from tenure.attempts a where a.incarnation = n.incarnation and a.ended_at is null)
 limit $2;
