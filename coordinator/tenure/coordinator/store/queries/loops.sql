@@ -1,6 +1,6 @@
--- What the loops look for. They decide nothing: each row found becomes a command for the lanes. The clock
--- is asked once, in a query of its own: a call that may differ from row to row is of no use to an index.
--- epoch is looked up once a statement, not once a row.
+-- What the loops look for. They decide nothing: each row found becomes a command for the lanes. Epoch
+-- and clock are asked for in queries of their own: once a statement and not once a row, and what may
+-- differ from row to row is of no use to an index.
 
 -- name: waiting_tasks
 -- Tasks that may be given to a node now, in the order they are served: for each tenant $1 and type $2
