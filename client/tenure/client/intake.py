@@ -155,7 +155,7 @@ def _coded() -> Iterator[None]:
     except Exception as error:
         # Both drivers' errors, told by what they carry and not by their classes.
         told = getattr(error, "diag", error)
-        code = _CODES.get(str(getattr(told, "sqlstate", None)))
+        code = CODES.get(str(getattr(told, "sqlstate", None)))
         if code is None:
             raise
         message = getattr(told, "message_primary", None) or str(error.args[0])
@@ -175,7 +175,7 @@ _STATEMENT: Final = (
 _FOR_ASYNCPG: Final = _STATEMENT.format(*(f"${number}" for number in range(1, 10)))
 _FOR_PSYCOPG: Final = _STATEMENT.replace("{}", "%s")
 
-_CODES: Final = {
+CODES: Final = {
     "TN020": Code.INVALID_FIELD,
     "TN021": Code.PAYLOAD_TOO_LARGE,
     "TN022": Code.INVALID_CHARACTER,
