@@ -5,17 +5,28 @@ nothing has analysed them.
 """
 
 from collections.abc import AsyncIterator
+from uuid import uuid4
 
 import asyncpg
 import pytest
 
 from tenure.coordinator.core.model import Reject, Renew
+from tenure.coordinator.intake import Intake
 from tenure.coordinator.reconciler import Reconciler
 from tenure.coordinator.sweeper import Sweeper
 from tests.support.authority import Bench, replica
 from tests.support.isolation import FreshDatabase
 
-LARGE = ("tasks", "task_inputs", "attempts", "commands", "receipts", "renewals", "log_p000001")
+LARGE = (
+    "tasks",
+    "task_inputs",
+    "attempts",
+    "commands",
+    "receipts",
+    "renewals",
+    "log_p000001",
+    "intake",
+)
 ROWS = 20_000
 GROWTH = f"""
     create temporary table grown as
@@ -41,6 +52,12 @@ GROWTH = f"""
     insert into tenure.receipts
     select id, 'default', id, id, 'node', id, true, null, now(), 1, 1, 1, '', '1' from grown;
     insert into tenure.renewals select id, id, 'default', now(), now(), 'any', now() from grown;
+    insert into tenure.intake (tenant, command_id, task_id, type, input, priority, fingerprint,
+        enqueued_by, state, code, decided_at)
+    select 'default', id, id, 'sha256', case when n % 2 = 0 then '1'::json end, 0, '', 'any',
+        case when n % 2 = 0 then 'refused' else 'taken' end, case when n % 2 = 0 then 'any' end,
+        now()
+    from grown;
     insert into tenure.log (shard, order_key, tenant, entity_type, entity_id, epoch, sequence,
         event_id, next_state, copy, exchange, routing_key, required, recorded_at, body)
     select n % 64, id, 'default', 'task', id, 1, 1, gen_random_uuid(), 'open', false, 'e', 'k',
@@ -55,6 +72,9 @@ async def bench(database: FreshDatabase) -> AsyncIterator[Bench]:
             await bench.owner.execute(
                 f"alter table tenure.{table} set (autovacuum_enabled = false)"
             )
+        await bench.owner.execute(
+            "insert into tenure.intake_roles values (session_user, 'default')"
+        )
         yield bench
 
 
@@ -77,6 +97,10 @@ async def live(bench: Bench) -> None:
     await Sweeper(bench.pool, bench.authority).step()
     await bench.cancel(late.task_id)
     await Reconciler(bench.pool).step()
+    key = str(uuid4())
+    for type_name in ("sha256", "sha256", "nobody_has"):
+        await bench.owner.execute("select tenure.enqueue($1, '1', $2)", type_name, key + type_name)
+        await Intake(bench.pool, bench.authority, payload_limit_bytes=1000).step()
 
 
 async def rows_read(bench: Bench) -> dict[str, int]:
