@@ -33,14 +33,23 @@ $(INSTALLED): pyproject.toml requirements/bootstrap.txt requirements/dev.txt
 system-deps: ## Install a RabbitMQ server where that can be done without asking
 	@deploy/install-rabbitmq
 
+# Only the tests go through a pooler. Where it cannot be had, those that need it fail and say so.
+.PHONY: test-deps
+test-deps:
+	@deploy/install-pgbouncer || true
+
 .PHONY: demo
 demo: install system-deps ## Hash every file of a folder, end to end; ARGS="--input DIR" for another folder
 	@$(BIN)/python -m tenure.cli.demo $(ARGS)
 
 # The tests start their own servers, unless they are told to use others.
 .PHONY: test
-test: install $(if $(filter external docker,$(TENURE_TEST_SERVICES)),,system-deps) ## Run the tests; ARGS="-k name" for some of them
+test: install test-deps $(if $(filter external docker,$(TENURE_TEST_SERVICES)),,system-deps) ## Run the tests; ARGS="-k name" for some of them
 	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: test-pooled
+test-pooled: install test-deps system-deps ## Run the integration tests through a connection pooler
+	@TENURE_TEST_POOLED=1 $(BIN)/python -m pytest tests/integration tests/properties $(ARGS)
 
 .PHONY: bench-append-lock
 bench-append-lock: install ## Measure what the one append lock costs, about four minutes

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the install scripts beside it: installs one package of Debian or Ubuntu, as root, without
 # starting the system service that comes with it.
 set -euo pipefail

@@ -3,6 +3,7 @@
 Servers start when the first test asks for them, so unit tests stay quick.
 """
 
+import os
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -19,17 +20,30 @@ from tests.support.isolation import (
     empty_state,
     fresh_space,
 )
+from tests.support.pgbouncer import Pooler, pgbouncer
 
 CHOSEN = pytest.StashKey[tuple[services.Backend, str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[CHOSEN] = services.choose_backend()
+    if services.POOLED:
+        os.environ["TENURE_POOLED"] = "true"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not services.POOLED:
+        return
+    direct = [item for item in items if item.get_closest_marker("direct")]
+    if direct:
+        config.hook.pytest_deselected(items=direct)
+        items[:] = [item for item in items if item not in direct]
 
 
 def pytest_report_header(config: pytest.Config) -> str:
     backend, reason = config.stash[CHOSEN]
-    return f"services: {backend} ({reason})"
+    pooled = ", services through PgBouncer in transaction mode" if services.POOLED else ""
+    return f"services: {backend} ({reason}){pooled}"
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +67,29 @@ async def database_server(
     async with services.database_server(backend, server_directory) as url:
         server = DatabaseServer(url)
         await server.prepare()
-        yield server
+        if not services.POOLED:
+            yield server
+            return
+        async with pgbouncer(server_directory, url, server.logins()) as server.pooler:
+            yield server
+
+
+@pytest.fixture(scope="session")
+async def pooler(database_server: DatabaseServer, server_directory: Path) -> AsyncIterator[Pooler]:
+    """A PgBouncer in transaction mode before this run's PostgreSQL."""
+    if database_server.pooler is not None:
+        yield database_server.pooler
+        return
+    async with pgbouncer(
+        server_directory, database_server.url, database_server.logins()
+    ) as started:
+        yield started
+
+
+@pytest.fixture
+def pooled_database(database: FreshDatabase, pooler: Pooler) -> FreshDatabase:
+    """A migrated database whose services' logins go through a PgBouncer in transaction mode."""
+    return database if database.pooled else database.through(pooler)
 
 
 @pytest.fixture(scope="session")

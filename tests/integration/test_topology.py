@@ -112,7 +112,9 @@ async def test_a_queue_stays_while_messages_for_it_wait_in_the_log(
     """The relay could not get past a message whose required queue is gone."""
     _, queue = await registered(api)
     await registered(api)
-    async with await open_pool(database.coordinator_url, size=1, application_name="test") as pool:
+    async with await open_pool(
+        database.coordinator_url, size=1, application_name="test", pooled=database.pooled
+    ) as pool:
         reads = Reads(PoolReader(pool, deadline_seconds=10))
         assert (await reads.queues())[queue] is True
         await published(database)

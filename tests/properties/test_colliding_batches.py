@@ -97,7 +97,12 @@ async def reader(module_database: FreshDatabase) -> AsyncIterator[asyncpg.Connec
 
 @pytest.fixture(scope="module")
 async def pool(module_database: FreshDatabase) -> AsyncIterator[asyncpg.Pool]:
-    pool = await open_pool(module_database.coordinator_url, size=2, application_name="batches")
+    pool = await open_pool(
+        module_database.coordinator_url,
+        size=2,
+        application_name="batches",
+        pooled=module_database.pooled,
+    )
     yield pool
     await pool.close()
 

@@ -308,7 +308,9 @@ async def replica(
     database: FreshDatabase, policy: LeasePolicy | None = None, *, prefix: str = DEFAULT_PREFIX
 ) -> AsyncIterator[Bench]:
     """A running replica of the authority."""
-    pool = await open_pool(database.coordinator_url, size=8, application_name="test")
+    pool = await open_pool(
+        database.coordinator_url, size=8, application_name="test", pooled=database.pooled
+    )
     owner = await asyncpg.connect(database.owner_url)
     observer = Noting()
     authority = Authority(pool, pool, observer, policy=policy, prefix=prefix)

@@ -11,6 +11,7 @@ import httpx2
 from tenure.contract.reports import ReportReply
 from tenure.coordinator.app import Coordinator
 from tenure.coordinator.config import CoordinatorSettings, load_settings
+from tenure.settings.secrets import SecretFile
 from tests.support.isolation import BrokerSpace, FreshDatabase
 from tests.support.published import check_response
 
@@ -24,7 +25,9 @@ TOKENS = [
 ]
 
 
-def settings_for(database_url: str, broker_url: str, **values: Any) -> CoordinatorSettings:
+def settings_for(
+    database_url: str | SecretFile, broker_url: str | SecretFile, **values: Any
+) -> CoordinatorSettings:
     """Settings with the tokens above, on a free port."""
     return load_settings(
         **(

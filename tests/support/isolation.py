@@ -4,7 +4,7 @@ import hashlib
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import quote, urlsplit
 
 import asyncpg
@@ -12,6 +12,7 @@ import httpx2
 
 from tenure.coordinator.store import migrate
 from tenure.coordinator.store.roles import Roles, roles_sql
+from tests.support.pgbouncer import Pooler
 from tests.support.services import BrokerServer
 
 
@@ -21,7 +22,8 @@ class FreshDatabase:
 
     ``owner_url`` owns the schema and may create roles, but is no superuser; ``coordinator_url`` and
     ``relay_url`` are the roles of the services (they exist in migrated databases); ``admin_url`` is
-    the login that made the database, as a rule a superuser.
+    the login that made the database, as a rule a superuser. ``pooled``: the services' logins go
+    through a pooler in transaction mode.
     """
 
     name: str
@@ -29,6 +31,16 @@ class FreshDatabase:
     coordinator_url: str
     relay_url: str
     admin_url: str
+    pooled: bool = False
+
+    def through(self, pooler: Pooler) -> "FreshDatabase":
+        """The same database, with the services' logins through a pooler."""
+        return replace(
+            self,
+            coordinator_url=pooler.through(self.coordinator_url),
+            relay_url=pooler.through(self.relay_url),
+            pooled=True,
+        )
 
 
 @dataclass(frozen=True)
@@ -60,10 +72,14 @@ def with_login(url: str, user: str, password: str) -> str:
 
 
 class DatabaseServer:
-    """Makes databases on the server that ``url`` logs in to."""
+    """Makes databases on the server that ``url`` logs in to.
+
+    With a ``pooler`` the services' logins to them go through that.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.pooler: Pooler | None = None
         # The same for every process that shares the server: roles belong to all of it.
         self._password = hashlib.sha256(url.encode()).hexdigest()[:24]
 
@@ -97,13 +113,18 @@ class DatabaseServer:
         await self._execute(f'create database "{name}" template "{template}" owner {_OWNER}')
         url = with_path(self.url, name)
         roles = Roles()
-        return FreshDatabase(
+        database = FreshDatabase(
             name=name,
             owner_url=with_login(url, _OWNER, self._password),
             coordinator_url=with_login(url, roles.coordinator, self._password),
             relay_url=with_login(url, roles.relay, self._password),
             admin_url=url,
         )
+        return database if self.pooler is None else database.through(self.pooler)
+
+    def logins(self) -> dict[str, str]:
+        """Passwords of the accounts that the databases of this server have, by user."""
+        return dict.fromkeys((*Roles().names(), _OWNER), self._password)
 
     async def drop(self, name: str) -> None:
         """Drop a database, whoever is connected to it."""

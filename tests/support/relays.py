@@ -18,6 +18,7 @@ from tenure.contract.events import EVENT_ID_HEADER
 from tenure.relay.app import Parts, build
 from tenure.relay.config import load_settings
 from tenure.relay.core.outcome import Outcome
+from tenure.settings.secrets import SecretFile
 from tests.support.log_rows import LogRow
 from tests.support.sessions import session, until
 
@@ -30,7 +31,7 @@ QUICK: dict[str, object] = {"relay_claim_seconds": 1.0, "relay_backoff_cap_secon
 
 @asynccontextmanager
 async def relaying(
-    database_url: str, broker_url: str, prefix: str, **settings: object
+    database_url: str | SecretFile, broker_url: str | SecretFile, prefix: str, **settings: object
 ) -> AsyncIterator[Parts]:
     """A relay in this process for the length of a block; then it drains."""
     values = {
@@ -64,6 +65,7 @@ async def relay_process(
         "TENURE_RELAY_LISTEN": "127.0.0.1:0",
         "TENURE_RELAY_CLAIM_SECONDS": "1",
         "TENURE_LOG_FORMAT": "json",
+        "TENURE_POOLED": os.environ.get("TENURE_POOLED", ""),
     }
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", _PROGRAM, env=environment)
     try:

@@ -11,6 +11,10 @@
 ``auto``      external when a URL is given, else docker when a daemon answers and has both images,
               else local
 
+``TENURE_TEST_POOLED=1``: the services' logins go through a PgBouncer in transaction mode, and every
+process is told so (``make test-pooled``). Tests that need a session of their own are marked
+``direct`` and left out.
+
 Each pytest process has its own pair of servers (with pytest-xdist: each worker), started when the
 first test asks for them. External servers are shared, and the fresh databases and vhosts on them
 keep the workers apart.
@@ -47,6 +51,7 @@ POSTGRES_SETTINGS = {
 }
 POSTGRES_IMAGE = os.environ.get("TENURE_TEST_POSTGRES_IMAGE", "postgres:17")
 RABBITMQ_IMAGE = os.environ.get("TENURE_TEST_RABBITMQ_IMAGE", "rabbitmq:4.0-management")
+POOLED = os.environ.get("TENURE_TEST_POOLED") == "1"
 _DATABASE_URL = "TENURE_TEST_DATABASE_URL"
 _BROKER_URL = "TENURE_TEST_BROKER_URL"
 _MANAGEMENT_URL = "TENURE_TEST_BROKER_MANAGEMENT_URL"

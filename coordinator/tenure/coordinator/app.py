@@ -245,9 +245,13 @@ class Coordinator:
 
     async def _watch_database(self, reads: Reads) -> None:
         """Log in, compare the schema with this program's, again and again."""
+        pooler_known = self._settings.pooled
         while True:
             try:
                 url = self._settings.database_url.current()
+                if not pooler_known:
+                    await migrate.check_pooler(url)
+                    pooler_known = True
                 (await migrate.status(url)).check()
                 self._schema_usable.set()
                 await self._check_authority(reads)

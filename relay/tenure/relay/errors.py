@@ -3,7 +3,8 @@
 TenureError
 ├── LogUnavailable          unavailable: the database does not answer, or refuses for now
 │   ├── LogNotMigrated      not_migrated: the database lacks the relay's functions
-│   ├── LogRefused          database_refused: login, database name or rights are wrong
+│   ├── LogRefused          database_refused: login, database name or rights are wrong;
+│   │                       pooler_not_declared: see tenure.settings.pooler
 │   └── LogUntrusted        certificate_untrusted: not the server it should be, or no TLS
 ├── BrokerError             the broker cannot be used; rows wait in the log
 │   ├── BrokerUnreachable   broker_unreachable: no connection; may pass

@@ -18,9 +18,18 @@ import asyncpg
 from tenure.relay.core.window import Cursor, Row, Want
 from tenure.relay.errors import LogNotMigrated, LogRefused, LogUnavailable, LogUntrusted
 from tenure.settings.addresses import Address, asked
+from tenure.settings.pooler import PoolerNotDeclared, is_pooled, share_a_server
 from tenure.settings.tls import tls_fault
 
 _COUNT_LIMIT: Final = 20_000
+_Lost: Final = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    # The server's farewell to an idle session can arrive while the next statement is sent.
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +86,7 @@ class RelayLog:
         """The pool, opened at the first question and again after a failure to open it."""
         async with self._opening:  # the loop and a scrape may ask at once
             if self._pool is None:
-                self._pool = await asyncpg.create_pool(
+                pool = await asyncpg.create_pool(
                     connect=self._connect,
                     min_size=1,
                     max_size=2,
@@ -86,7 +95,25 @@ class RelayLog:
                     statement_cache_size=0 if self._pooled else 100,
                     max_inactive_connection_lifetime=0,
                 )
+                if not self._pooled:
+                    await self._check_pooler(pool)
+                self._pool = pool
             return self._pool
+
+    async def _check_pooler(self, pool: asyncpg.Pool) -> None:
+        """Raises LogRefused for a pooler that nobody told us of: it loses what is prepared."""
+        try:
+            async with pool.acquire(timeout=self._timeout_seconds) as one:
+                if await is_pooled(one):
+                    async with pool.acquire(timeout=self._timeout_seconds) as other:
+                        if await share_a_server(one, other):
+                            raise PoolerNotDeclared
+        except PoolerNotDeclared as error:
+            pool.terminate()
+            raise LogRefused(error.message, next_step=error.next_step, code=error.code) from error
+        except BaseException:
+            pool.terminate()
+            raise
 
     async def _connect(self, dsn: str | None = None, **options: Any) -> asyncpg.Connection:
         # Asked now: the password may have been replaced since the last connection.
@@ -100,7 +127,7 @@ class RelayLog:
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 await pool.close()
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+        except _Lost:
             pool.terminate()
 
     async def check(self) -> None:
@@ -206,7 +233,7 @@ def _translated() -> Iterator[None]:
             f"The database refuses the connection: {error}.",
             next_step="Check user, password and database name of TENURE_DATABASE_URL.",
         ) from error
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+    except _Lost as error:
         if fault := tls_fault(error, "database"):
             raise LogUntrusted(fault.message, next_step=fault.next_step) from error
         raise LogUnavailable(

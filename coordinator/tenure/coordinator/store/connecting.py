@@ -1,4 +1,8 @@
-"""Why there is no connection to the database."""
+"""Connections for a moment, and why there is none."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
 
 import asyncpg
 
@@ -8,7 +12,10 @@ from tenure.coordinator.store.errors import (
     DatabaseUntrusted,
     SchemaError,
 )
+from tenure.settings.pooler import is_pooled, share_a_server
 from tenure.settings.tls import tls_fault
+
+CONNECT_TIMEOUT_SECONDS: Final = 10.0
 
 NotConnected = (
     OSError,
@@ -41,3 +48,29 @@ def connection_error(error: BaseException) -> SchemaError:
         f"The database refuses the connection: {reason}.",
         next_step="Check user, password and database name of TENURE_DATABASE_URL.",
     )
+
+
+@asynccontextmanager
+async def session(url: str) -> AsyncIterator[asyncpg.Connection]:
+    """One connection, which works through any pooler too, since nothing is prepared by name.
+
+    Raises DatabaseUnreachable, DatabaseRefused, DatabaseUntrusted.
+    """
+    try:
+        connection = await asyncpg.connect(
+            url, timeout=CONNECT_TIMEOUT_SECONDS, statement_cache_size=0
+        )
+    except NotConnected as error:
+        raise connection_error(error) from error
+    try:
+        yield connection
+    finally:
+        await connection.close(timeout=CONNECT_TIMEOUT_SECONDS)
+
+
+async def by_transaction(connection: asyncpg.Connection, url: str) -> bool:
+    """Whether ``connection`` to ``url`` was seen to go through a pooler in transaction mode."""
+    if not await is_pooled(connection):
+        return False
+    async with session(url) as other:
+        return await share_a_server(connection, other)

@@ -10,6 +10,7 @@ TenureError
     ├── SchemaTooNew                 schema_too_new: newer than this program
     ├── MigrationEdited              migration_edited: an applied file has other content now
     ├── MigrationBusy                migration_busy: another migration holds the lock
+    ├── MigrationThroughPooler       pooler_in_transaction_mode: no place for a migration
     ├── MigrationFailed              migration_failed: a file was refused by the server
     └── RolesNeeded                  roles_needed: an administrator must make or mend the roles
 """
@@ -68,6 +69,12 @@ class MigrationBusy(SchemaError):
     """Another process migrates this database, or uses it too much to be migrated."""
 
     code = "migration_busy"
+
+
+class MigrationThroughPooler(SchemaError):
+    """A migration needs a session of its own."""
+
+    code = "pooler_in_transaction_mode"
 
 
 class MigrationFailed(SchemaError):

@@ -23,21 +23,22 @@ from typing import Final
 
 import asyncpg
 
-from tenure.coordinator.store.connecting import NotConnected, connection_error
+from tenure.coordinator.store.connecting import by_transaction, session
 from tenure.coordinator.store.errors import (
     DatabaseRefused,
     MigrationBusy,
     MigrationEdited,
     MigrationFailed,
+    MigrationThroughPooler,
     NotMigrated,
     RolesNeeded,
     SchemaTooNew,
     ServerTooOld,
 )
 from tenure.coordinator.store.roles import Roles, ensure_roles, missing_roles, quote_identifier
+from tenure.settings.pooler import PoolerNotDeclared
 
 MINIMUM_SERVER_MAJOR: Final = 17
-CONNECT_TIMEOUT_SECONDS: Final = 10.0
 LOCK_WAIT_SECONDS: Final = 120.0
 _ADVISORY_KEY: Final = int.from_bytes(b"tenure", "big")
 _NO_TRANSACTION: Final = "-- no-transaction"
@@ -166,8 +167,24 @@ async def up(
 
     Raises any SchemaError.
     """
-    roles = roles or Roles()
-    async with connected(url) as connection, _lock(connection, lock_wait_seconds):
+    async with connected(url) as connection:
+        if await by_transaction(connection, url):
+            raise MigrationThroughPooler(
+                "The database is reached through a connection pooler in transaction mode, where a"
+                " migration's lock and settings would reach other people's sessions.",
+                next_step="Give `tenure migrate` a direct connection, or one in session mode.",
+            )
+        return await _up(connection, progress, roles or Roles(), files, lock_wait_seconds)
+
+
+async def _up(
+    connection: asyncpg.Connection,
+    progress: Callable[[Applied], None] | None,
+    roles: Roles,
+    files: tuple[Migration, ...] | None,
+    lock_wait_seconds: float,
+) -> list[Applied]:
+    async with _lock(connection, lock_wait_seconds):
         await connection.execute(_SESSION)
         known = migrations() if files is None else files
         (await _read_status(connection, known)).check_history()
@@ -228,16 +245,9 @@ async def read_status(connection: asyncpg.Connection) -> Status:
 async def connected(url: str) -> AsyncIterator[asyncpg.Connection]:
     """A session on a server that is new enough.
 
-    Raises ServerTooOld, DatabaseUnreachable, DatabaseRefused.
+    Raises ServerTooOld, DatabaseUnreachable, DatabaseRefused, DatabaseUntrusted.
     """
-    try:
-        # Nothing is prepared by name: a status may be asked through a pooler.
-        connection = await asyncpg.connect(
-            url, timeout=CONNECT_TIMEOUT_SECONDS, statement_cache_size=0
-        )
-    except NotConnected as error:
-        raise connection_error(error) from error
-    try:
+    async with session(url) as connection:
         version = connection.get_server_version()
         if version.major < MINIMUM_SERVER_MAJOR:
             raise ServerTooOld(
@@ -246,8 +256,14 @@ async def connected(url: str) -> AsyncIterator[asyncpg.Connection]:
                 next_step="Use a newer server; downstream databases may stay older.",
             )
         yield connection
-    finally:
-        await connection.close(timeout=CONNECT_TIMEOUT_SECONDS)
+
+
+async def check_pooler(url: str) -> None:
+    """Raises PoolerNotDeclared where a pooler in transaction mode was seen, and what ``connected``
+    raises."""
+    async with connected(url) as connection:
+        if await by_transaction(connection, url):
+            raise PoolerNotDeclared
 
 
 @asynccontextmanager

@@ -1,0 +1,164 @@
+"""A private PgBouncer in transaction mode before a PostgreSQL, with TLS where that is asked for."""
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+import asyncpg
+
+from tenure.cli.local import processes
+from tenure.cli.local.accounts import choose_account, hand_over
+from tenure.cli.local.ports import LOOPBACK, reserve_port
+
+POOL_SIZE = 10
+"""Server connections for each user and database: fewer than a coordinator has towards us."""
+_SYSTEM = "/usr/sbin/pgbouncer"
+_READY_SECONDS = 20
+
+
+class PgbouncerMissing(Exception):
+    """The test cannot show what it is for. Never a reason to skip it."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Files of a server's certificate and its key, and of the authority that signed it."""
+
+    chain: Path
+    key: Path
+    authority: Path
+
+
+@dataclass(frozen=True)
+class Pooler:
+    """A running PgBouncer. ``through`` gives the way to the same database and login through it."""
+
+    port: int
+    directory: Path
+
+    def through(self, url: str, **query: str) -> str:
+        """The URL with the pooler as its server."""
+        parts = urlsplit(url)
+        login = parts.netloc.rpartition("@")[0]
+        words = "&".join(f"{name}={quote(value, safe='/')}" for name, value in query.items())
+        return parts._replace(netloc=f"{login}@{LOOPBACK}:{self.port}", query=words).geturl()
+
+    def set_password(self, user: str, password: str) -> None:
+        """Let this user in with another password from now on, towards PostgreSQL too."""
+        path = self.directory / "users.txt"
+        lines = path.read_text().splitlines()
+        kept = [line for line in lines if not line.startswith(f'"{user}" ')]
+        path.write_text("\n".join([*kept, f'"{user}" "{password}"', ""]))
+
+
+def program() -> str:
+    """The path of pgbouncer. Raises PgbouncerMissing."""
+    found = shutil.which("pgbouncer") or (_SYSTEM if Path(_SYSTEM).exists() else None)
+    if found is None:
+        raise PgbouncerMissing(
+            "PgBouncer is not installed, and what goes through a pooler cannot be tested without"
+            " it: run deploy/install-pgbouncer (or `apt-get install pgbouncer`) and repeat."
+        )
+    return found
+
+
+@asynccontextmanager
+async def pgbouncer(
+    directory: Path,
+    server_url: str,
+    logins: Mapping[str, str],
+    *,
+    certificate: Certificate | None = None,
+    pool_size: int = POOL_SIZE,
+) -> AsyncIterator[Pooler]:
+    """A pooler before the server of ``server_url`` for users with the passwords in ``logins``."""
+    command = program()
+    folder = directory / f"pgbouncer-{secrets.token_hex(4)}"
+    folder.mkdir(mode=0o700)
+    reservation = reserve_port()
+    server = urlsplit(server_url)
+    settings = {
+        "listen_addr": LOOPBACK,
+        "listen_port": str(reservation.port),
+        "unix_socket_dir": "",
+        "auth_type": "scram-sha-256",
+        "auth_file": str(folder / "users.txt"),
+        "pool_mode": "transaction",
+        "default_pool_size": str(pool_size),
+        "max_client_conn": "1000",
+        "server_idle_timeout": "10",
+        "logfile": str(folder / "log"),
+        "pidfile": str(folder / "pid"),
+    }
+    if certificate is not None:
+        settings |= {
+            "client_tls_sslmode": "require",
+            "client_tls_cert_file": str(certificate.chain),
+            "client_tls_key_file": str(certificate.key),
+        }
+    pooler = Pooler(reservation.port, folder)
+    (folder / "pgbouncer.ini").write_text(
+        f"[databases]\n* = host={server.hostname} port={server.port}\n[pgbouncer]\n"
+        + "".join(f"{name} = {value}\n" for name, value in settings.items())
+    )
+    (folder / "users.txt").touch(mode=0o600)
+    for user, password in logins.items():
+        pooler.set_password(user, password)
+    account = choose_account()
+    if account.is_another:
+        hand_over([folder], account)
+    process = processes.spawn(
+        [
+            *processes.ended_with_parent(signal.SIGTERM),
+            *account.prefix,
+            command,
+            folder / "pgbouncer.ini",
+        ],
+        log=folder / "console",
+        environment={"PATH": os.environ.get("PATH", os.defpath)},
+        directory=folder,
+    )
+    try:
+        await _serves(reservation.port, process, folder)
+        yield pooler
+    finally:
+        process.kill()
+        process.wait()
+        reservation.release()
+
+
+async def _serves(port: int, process: "subprocess.Popen[bytes]", folder: Path) -> None:
+    async with asyncio.timeout(_READY_SECONDS):
+        while process.poll() is None:
+            try:
+                _, writer = await asyncio.open_connection(LOOPBACK, port)
+            except OSError:
+                await asyncio.sleep(0.02)
+            else:
+                writer.close()
+                return
+    raise AssertionError(f"PgBouncer ended:\n{processes.tail(folder / 'console')}")
+
+
+async def reload(pooler: Pooler) -> None:
+    """Let it read its files again."""
+    os.kill(int((pooler.directory / "pid").read_text()), signal.SIGHUP)
+
+
+def login_of(url: str) -> tuple[str, str]:
+    """User and password of a URL."""
+    parts = urlsplit(url)
+    return unquote(parts.username or ""), unquote(parts.password or "")
+
+
+async def backend_pid(connection: asyncpg.Connection) -> int:
+    """The server process that answers this connection now."""
+    return int(await connection.fetchval("select pg_backend_pid()"))
