@@ -12,7 +12,7 @@ import pytest
 
 from tenure.cli.local.postgres import PrivatePostgres
 from tenure.cli.local.rabbitmq import PrivateRabbitmq
-from tests.support import services
+from tests.support import documents, services
 from tests.support.isolation import (
     BrokerSpace,
     DatabaseServer,
@@ -40,10 +40,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in direct]
 
 
-def pytest_report_header(config: pytest.Config) -> str:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     backend, reason = config.stash[CHOSEN]
     pooled = ", services through PgBouncer in transaction mode" if services.POOLED else ""
-    return f"services: {backend} ({reason}){pooled}"
+    return [f"services: {backend} ({reason}){pooled}", documents.summary()]
 
 
 @pytest.fixture(scope="session")

@@ -66,7 +66,8 @@ class AsyncClient:
 
     @classmethod
     def from_environment(cls, *, retry_seconds: float = DEFAULT_RETRY_SECONDS) -> Self:
-        """A client for ``TENURE_URL`` with ``TENURE_TOKEN`` or ``TENURE_TOKEN_FILE``.
+        """A client for ``TENURE_URL`` with ``TENURE_TOKEN`` or ``TENURE_TOKEN_FILE``; where none of
+        them is set, for the local stack that `tenure up` runs in the working directory.
 
         Raises NotConfigured.
         """

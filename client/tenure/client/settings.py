@@ -1,6 +1,8 @@
-"""Where the coordinator is and who we are, from the environment."""
+"""Where the coordinator is and who we are: the environment, or a local stack that runs here."""
 
+import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +11,10 @@ from typing import Final
 from tenure.client.errors import ClientError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8420"
+STATE_DIRECTORY_VARIABLE: Final = "TENURE_STATE_DIR"
+DEFAULT_STATE_DIRECTORY: Final = ".tenure"
+CONNECTION_FILE: Final = "connection.json"
+LOCAL_ROLE: Final = "application"
 
 
 class NotConfigured(ClientError):
@@ -44,13 +50,40 @@ def read_secret(name: str, environment: Mapping[str, str]) -> str | None:
 def connection_from_environment(environment: Mapping[str, str] | None = None) -> Connection:
     """``TENURE_URL`` (default http://127.0.0.1:8420) and ``TENURE_TOKEN`` or ``TENURE_TOKEN_FILE``.
 
+    Where none of them is set: the local stack that `tenure up` runs in ``TENURE_STATE_DIR``
+    (default ``.tenure``), as an application. A URL from the environment is never sent a token of
+    the local stack.
+
     Raises NotConfigured when there is no token.
     """
     environment = os.environ if environment is None else environment
     token = read_secret("TENURE_TOKEN", environment)
-    if token is None:
+    url = environment.get("TENURE_URL")
+    if token is not None:
+        return Connection(url=url or DEFAULT_URL, token=token)
+    directory = Path(environment.get(STATE_DIRECTORY_VARIABLE) or DEFAULT_STATE_DIRECTORY)
+    file = directory / CONNECTION_FILE
+    if not url and file.exists():
+        return _local_stack(file)
+    raise NotConfigured(
+        "no token: TENURE_TOKEN is not set"
+        + ("." if url else f", and no local stack runs here ({file} is not there)."),
+        next_step="Set TENURE_TOKEN, or TENURE_TOKEN_FILE to a file that holds it.",
+    )
+
+
+def _local_stack(file: Path) -> Connection:
+    """What `tenure up` wrote. Raises NotConfigured."""
+    try:
+        if stat.S_IMODE(file.stat().st_mode) & 0o077:
+            raise NotConfigured(
+                f"{file} holds tokens but other accounts may read it.",
+                next_step=f"chmod 600 {file}",
+            )
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return Connection(url=str(content["url"]), token=str(content["tokens"][LOCAL_ROLE]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise NotConfigured(
-            "no token: TENURE_TOKEN is not set.",
-            next_step="Set TENURE_TOKEN, or TENURE_TOKEN_FILE to a file that holds it.",
-        )
-    return Connection(url=environment.get("TENURE_URL") or DEFAULT_URL, token=token)
+            f"{file} is not what `tenure up` writes: {error!r}.",
+            next_step="Start the stack again with `tenure up`, or set TENURE_URL and TENURE_TOKEN.",
+        ) from error
