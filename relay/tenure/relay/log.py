@@ -210,7 +210,11 @@ class RelayLog:
         with _translated():
             pool = await self._connected()
             async with pool.acquire(timeout=self._timeout_seconds) as connection:
-                records = await connection.fetch(self._queries[query], *arguments)
+                try:
+                    records = await connection.fetch(self._queries[query], *arguments)
+                except asyncpg.InternalClientError:
+                    connection.terminate()  # else the pool would keep it
+                    raise
         self.answers += 1
         return records
 
