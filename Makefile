@@ -45,7 +45,7 @@ demo: install system-deps ## Hash every file of a folder, end to end; ARGS="--in
 # The tests start their own servers, unless they are told to use others.
 .PHONY: test
 test: install test-deps $(if $(filter external docker,$(TENURE_TEST_SERVICES)),,system-deps) ## Run the tests; ARGS="-k name" for some of them
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist loadfile)
 
 .PHONY: test-pooled
 test-pooled: install test-deps system-deps ## Run the integration tests through a connection pooler
