@@ -179,6 +179,30 @@ async def test_a_call_that_deadlocks_is_made_again(
         await admin.execute(f'alter database "{name}" reset deadlock_timeout')
 
 
+async def test_a_row_that_somebody_holds_keeps_no_other_command_waiting(
+    bench: Bench, emptied_database: FreshDatabase
+) -> None:
+    await bench.register(slots=20)
+    stuck = await bench.running()
+    others = [await bench.running() for _ in range(15)]
+    async with session(emptied_database.owner_url) as owner:
+        transaction = owner.transaction()
+        await transaction.start()
+        await owner.execute("select from tenure.tasks where task_id = $1 for update", stuck.task_id)
+        first, then = [
+            asyncio.create_task(one) for one in (bench.deliver(stuck, 1), bench.fail(stuck))
+        ]
+        await blocked_calls(bench)
+        outcomes = await asyncio.gather(*(bench.deliver(held, 1) for held in others))
+        assert all(outcome.reply is not None for outcome in outcomes)
+        assert not first.done()
+        await transaction.rollback()
+    delivered, too_late = await first, await then  # in the order they came
+    assert delivered.reply is not None
+    assert too_late.refused is not None
+    assert too_late.refused.code == Code.WRONG_STATE
+
+
 async def test_what_queues_up_behind_a_commit_is_the_next_batch(
     bench: Bench, appender: asyncpg.Connection
 ) -> None:

@@ -30,7 +30,7 @@ from tenure.coordinator.core.model import (
 from tests.support import steps
 from tests.support.authority import TENANT, Bench, replica
 from tests.support.isolation import FreshDatabase
-from tests.support.proxy import Cut, PostgresProxy, postgres_proxy
+from tests.support.statement_proxy import Cut, PostgresProxy, postgres_proxy
 
 Send = Callable[[], Awaitable[Outcome]]
 COMMIT = "commit_batch"

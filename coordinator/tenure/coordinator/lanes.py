@@ -221,7 +221,10 @@ class Lane:
             again = await self._round(batch)
         except TryAgain as error:
             self._batch_limit = max(1, len(batch) // 2)
-            return self._postpone(batch, error)
+            self._postpone(batch, error)
+            if len(batch) == 1:
+                self._set_aside(batch[0])
+            return False
         except ConnectionLost as error:
             return self._postpone(batch, error)
         except Exception as error:  # noqa: BLE001 - one command must not end the lane of all
@@ -349,6 +352,16 @@ class Lane:
         self._queue.extendleft(reversed(batch))
         self._observer.stalled(self.name, type(error).__name__)
         return False
+
+    def _set_aside(self, entry: Entry) -> None:
+        """Behind everything that waits, with what waits behind it for the same row: somebody holds
+        that row, and nobody else's commands shall wait for it."""
+        key = _row_key(entry)
+        if key is None:
+            return
+        rest = [other for other in self._queue if _row_key(other) != key]
+        same = [other for other in self._queue if _row_key(other) == key]
+        self._queue = deque((*rest, *same))
 
 
 def _command(entry: Entry) -> AnyCommand:
