@@ -115,14 +115,14 @@ async def test_within_the_tolerance_between_clocks_an_equal_token_is_allowed(
 
 @pytest.mark.requirement("LEASE-09")
 async def test_an_attempt_whose_time_is_up_by_its_own_clock_asks_nobody(
-    receiver: Downstream, guard: SqlGuard
+    receiver: Downstream,
 ) -> None:
     context = await attempt(receiver.owner, remaining_seconds=0.0)
+    not_even_open = SqlGuard(receiver.writer_url)
     with pytest.raises(AuthorityOver):
-        await guard.raise_fence(context)
+        await not_even_open.raise_fence(context)
     with pytest.raises(AuthorityOver):
-        await write(guard, context, "late")
-    assert await receiver.owner.fetchval("select count(*) from tenure_fence") == 0
+        await write(not_even_open, context, "late")
 
 
 @pytest.mark.requirement("LEASE-10")
@@ -442,12 +442,38 @@ async def test_a_receiver_that_cannot_be_reached_may_be_tried_again(receiver: Do
         await guard.raise_fence(context)
 
 
+SETTLE = "select tenure_settle($1, $2, 'row', $3)"
+
+
 async def test_settling_tells_this_attempts_effect_from_another_ones(
     receiver: Downstream, guard: SqlGuard
 ) -> None:
     context = await attempt(receiver.owner)
     await write(guard, context, "row")
-    ask = "select tenure_settle($1, $2, 'row')"
-    assert await receiver.owner.fetchval(ask, context.task_id, context.attempt_id)
+    token = context.fencing_token
+    assert await receiver.owner.fetchval(SETTLE, context.task_id, context.attempt_id, token)
     other = AttemptId(str(uuid.uuid4()))
-    assert not await receiver.owner.fetchval(ask, context.task_id, other)
+    assert not await receiver.owner.fetchval(SETTLE, context.task_id, other, token)
+
+
+@pytest.mark.parametrize("fence_raised_before", [True, False])
+async def test_settling_waits_for_a_transaction_whose_end_is_not_known(
+    receiver: Downstream, guard: SqlGuard, fence_raised_before: bool
+) -> None:
+    """Its holder is lost, and its session still has the COMMIT before it. Where no fence had been
+    raised, the row that it locks is one that only it can see."""
+    context = await attempt(receiver.owner)
+    if fence_raised_before:
+        await guard.raise_fence(context)
+    async with guard.transaction(context, operation="row"):
+        settling = asyncio.create_task(
+            receiver.owner.fetchval(
+                SETTLE, context.task_id, context.attempt_id, context.fencing_token
+            )
+        )
+        observer = await asyncpg.connect(receiver.writer_url)
+        try:
+            await server_says(observer, "select exists (select from pg_locks where not granted)")
+        finally:
+            await observer.close()
+    assert await settling is True

@@ -93,7 +93,7 @@ def grant_statements(*, schema: str = "public", roles: Sequence[str]) -> str:
         "grant execute on function\n"
         f"    {quoted}.tenure_raise_fence(uuid, bigint, timestamptz, interval),\n"
         f"    {quoted}.tenure_guard(uuid, uuid, text, bigint, timestamptz, interval, bigint),\n"
-        f"    {quoted}.tenure_settle(uuid, uuid, text)\n"
+        f"    {quoted}.tenure_settle(uuid, uuid, text, bigint)\n"
         f"to {named};\n"
     )
 
@@ -299,10 +299,11 @@ class SqlGuard:
         async with self._acquire(context) as connection:
             return (
                 await connection.fetchval(
-                    f"select {self._schema}.tenure_settle($1, $2, $3)",
+                    f"select {self._schema}.tenure_settle($1, $2, $3, $4)",
                     context.task_id,
                     context.attempt_id,
                     operation,
+                    context.fencing_token,
                     timeout=_SETTLE_SECONDS,
                 )
                 is True

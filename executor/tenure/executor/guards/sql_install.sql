@@ -151,16 +151,21 @@ begin
 end
 $$;
 
--- After a commit whose outcome is unknown: whether this attempt's effect was written. Whoever had
--- the transaction open held the fence's lock, so it has ended once this has the lock.
+-- After a commit whose outcome is unknown: whether this attempt's effect was written. The lost
+-- transaction locked the fence, or was the one that made it, unseen by others until its end: an
+-- insert waits for the second and the lock for the first, so it has ended before this looks.
 create or replace function @schema@.tenure_settle(
     p_task_id uuid,
     p_attempt_id uuid,
-    p_operation text
+    p_operation text,
+    p_fencing_token bigint
 ) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
+    insert into @schema@.tenure_fence (task_id, fencing_token, raised_at)
+    values (p_task_id, p_fencing_token, clock_timestamp())
+    on conflict (task_id) do nothing;
     perform from @schema@.tenure_fence f where f.task_id = p_task_id for update;
     return exists (
         select from @schema@.tenure_inbox i
@@ -174,5 +179,5 @@ revoke all on table @schema@.tenure_fence, @schema@.tenure_inbox from public;
 revoke all on function
     @schema@.tenure_raise_fence(uuid, bigint, timestamptz, interval),
     @schema@.tenure_guard(uuid, uuid, text, bigint, timestamptz, interval, bigint),
-    @schema@.tenure_settle(uuid, uuid, text)
+    @schema@.tenure_settle(uuid, uuid, text, bigint)
 from public;
