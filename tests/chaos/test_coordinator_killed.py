@@ -1,0 +1,140 @@
+"""A coordinator killed or stopped around its commits, with another replica beside it."""
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tenure.cli.drills.strikes import Act, Strike
+from tenure.cli.local.ports import reserve_port
+from tenure.contract import topology
+from tenure.contract.faultpoints import FaultPoint
+from tests.support.armed import armed_process, died, reached, stopped
+from tests.support.books import Ledger, faults, read_log
+from tests.support.coordinator import TOKENS, Caller, fleet
+from tests.support.isolation import BrokerSpace, FreshDatabase
+from tests.support.sessions import session
+from tests.support.waiting import eventually
+
+POINTS = [FaultPoint.BEFORE_COMMIT, FaultPoint.AFTER_COMMIT]
+
+
+@asynccontextmanager
+async def armed(
+    database: FreshDatabase, broker: BrokerSpace, strike: Strike
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, Caller]]:
+    """A ready coordinator of its own process, and an application that asks it."""
+    reservation = reserve_port()
+    address = f"127.0.0.1:{reservation.port}"
+    settings = {
+        "TENURE_DATABASE_URL": database.coordinator_url,
+        "TENURE_BROKER_URL": broker.url,
+        "TENURE_NAME_PREFIX": broker.name_prefix,
+        "TENURE_LISTEN": address,
+        "TENURE_TOKENS": json.dumps(TOKENS),
+    }
+    caller = Caller(f"http://{address}", str(TOKENS[0]["token"]))
+    try:
+        async with armed_process("coordinator", settings, strike) as process:
+
+            async def ready() -> bool:
+                try:
+                    return (await caller.get("/readyz")).status_code == 200
+                except httpx2.TransportError:
+                    return False
+
+            await eventually(ready)
+            yield process, caller
+    finally:
+        await caller.http.aclose()
+        reservation.release()
+
+
+async def submit(caller: Caller, key: str) -> str | None:
+    """The task that a key was answered with; None: no answer, so nobody knows."""
+    try:
+        reply = await caller.post(
+            "/v1/tasks", {"type": "sha256", "input": key}, headers={"Idempotency-Key": key}
+        )
+    except httpx2.TransportError:
+        return None
+    assert reply.status_code in (200, 201), reply.text
+    return str(reply.json()["task_id"])
+
+
+async def check_books(database: FreshDatabase, broker: BrokerSpace, ledger: Ledger) -> None:
+    async with session(database.owner_url) as owner:
+        log = await read_log(owner, topology.events_exchange(broker.name_prefix))
+    assert faults(committed=log, ledger=ledger) == []
+
+
+@pytest.mark.requirement("INC-01")
+@pytest.mark.requirement("OPS-01")
+@pytest.mark.parametrize("point", POINTS)
+async def test_of_a_coordinator_killed_around_its_commit_each_submission_is_one_task(
+    database: FreshDatabase, broker: BrokerSpace, tmp_path: Path, point: FaultPoint
+) -> None:
+    strike = Strike(point, Act.KILL, tmp_path, nth=3, subject="submissions")
+    ledger = Ledger()
+    keys = [f"key-{number}" for number in range(30)]
+    async with fleet(database, broker) as other:
+        await other.register()
+        async with armed(database, broker, strike) as (process, caller):
+            unknown = []
+            for key in keys:
+                task_id = await submit(caller, key)
+                if task_id is None:
+                    unknown.append(key)
+                else:
+                    ledger.answered(key, task_id)
+            await died(process)
+        assert unknown == keys[2:]
+        for key in keys:
+            task_id = await submit(other.application, key)
+            assert task_id is not None
+            ledger.answered(key, task_id)
+    assert len(ledger.tasks) == len(set(ledger.tasks.values())) == len(keys)
+    await check_books(database, broker, ledger)
+
+
+@pytest.mark.requirement("INC-01")
+@pytest.mark.parametrize("point", POINTS)
+async def test_while_a_coordinator_is_stopped_the_others_go_on_and_its_answer_is_theirs(
+    database: FreshDatabase,
+    broker: BrokerSpace,
+    tmp_path: Path,
+    point: FaultPoint,
+    record_property: Callable[[str, Any], None],
+) -> None:
+    strike = Strike(point, Act.STOP, tmp_path, subject="submissions")
+    ledger = Ledger()
+    clock = asyncio.get_running_loop().time
+    async with fleet(database, broker) as other:
+        incarnation = await other.register(slots=50)
+        async with armed(database, broker, strike) as (process, caller):
+            asking = asyncio.create_task(submit(caller, "held"))
+            pid = await reached(strike)
+            await stopped(pid)
+            longest = 0.0
+            for number in range(20):
+                began = clock()
+                task_id = await submit(other.application, f"key-{number}")
+                longest = max(longest, clock() - began)
+                assert task_id is not None
+                ledger.answered(f"key-{number}", task_id)
+                await other.deliver(incarnation, task_id, {"sha256": "x"})
+            record_property("longest_stall_seconds", longest)
+            meanwhile = await submit(other.application, "held")
+            assert not asking.done()
+            process.send_signal(signal.SIGCONT)
+            answer = await asking
+            assert answer is not None
+            assert answer == meanwhile
+            ledger.answered("held", answer)
+    await check_books(database, broker, ledger)
