@@ -27,6 +27,7 @@ class StandIn:
     answer: Answering
     requests: list[tuple[str, str, bytes]] = field(default_factory=list)
     tokens: list[str | None] = field(default_factory=list)
+    callers: list[tuple[str, int]] = field(default_factory=list)
 
 
 @contextmanager
@@ -43,6 +44,8 @@ def coordinator_stand_in() -> Iterator[StandIn]:
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         stand_in.requests.append((request.method, path, body))
         stand_in.tokens.append(request.headers.get("authorization"))
+        if request.client is not None:
+            stand_in.callers.append((request.client.host, request.client.port))
         return stand_in.answer(request.method, path, body)
 
     app = Starlette(routes=[Route("/{path:path}", serve, methods=["GET", "POST"])])

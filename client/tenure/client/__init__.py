@@ -15,14 +15,17 @@ from tenure.client.errors import (
     Unreachable,
     UnreadableReply,
 )
-from tenure.client.handles import TaskHandle
+from tenure.client.handles import AsyncTaskHandle, TaskHandle
 from tenure.client.intake import enqueue
 from tenure.client.settings import NotConfigured
+from tenure.client.sync_client import Client
 from tenure.contract.tasktype import TaskType
 
 __all__ = [
     "AsyncClient",
+    "AsyncTaskHandle",
     "BatchRefused",
+    "Client",
     "ClientError",
     "EnqueueRefused",
     "NotConfigured",

@@ -1,43 +1,22 @@
 """The asynchronous client of applications."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from datetime import datetime
-from itertools import repeat
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, overload
-from uuid import uuid4
+from typing import Any, Self, overload
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import to_json
-
-from tenure.client.errors import BatchRefused, ClientError, Refused, Unreachable
-from tenure.client.handles import TaskHandle, output_reader
-from tenure.client.http import LATER_CODES, Http, Reply, problem
-from tenure.client.settings import DEFAULT_URL, connection_from_environment
-from tenure.contract.codec import encode_json
-from tenure.contract.codes import Code
-from tenure.contract.reports import Resources
-from tenure.contract.tasks import (
-    IDEMPOTENCY_KEY_HEADER,
-    MAX_TASKS_PER_REQUEST,
-    BatchReply,
-    IntakeList,
-    IntakeRetried,
-    NodeList,
-    OutboxStatus,
-    Submitted,
-    TaskList,
-    TaskSubmission,
+from tenure.client import calls
+from tenure.client.handles import AsyncTaskHandle, all_or_refusal, as_it_is, output_reader
+from tenure.client.http import AsyncHttp
+from tenure.client.settings import (
+    DEFAULT_MAX_CONNECTIONS,
+    DEFAULT_RETRY_SECONDS,
+    DEFAULT_URL,
+    connection_from_environment,
 )
+from tenure.contract.reports import Resources
+from tenure.contract.tasks import IntakeList, IntakeRetried, NodeList, OutboxStatus, TaskList
 from tenure.contract.tasktype import InputT, OutputT, TaskType
-
-ModelT = TypeVar("ModelT", bound=BaseModel)
-
-DEFAULT_RETRY_SECONDS: Final = 30.0
-BATCH_BYTES: Final = 1024 * 1024
-"""A batch is sent once it has this size, whatever the number of its tasks."""
-_NO_LOCAL_LIMIT: Final = 2**62
-"""How large an input may be is the server's setting: it says so."""
 
 
 class AsyncClient:
@@ -60,9 +39,11 @@ class AsyncClient:
         token: str = "",
         *,
         retry_seconds: float = DEFAULT_RETRY_SECONDS,
-        max_connections: int = 64,
+        max_connections: int = DEFAULT_MAX_CONNECTIONS,
     ) -> None:
-        self._http = Http(url, token, retry_seconds=retry_seconds, max_connections=max_connections)
+        self._http = AsyncHttp(
+            url, token, retry_seconds=retry_seconds, max_connections=max_connections
+        )
 
     @classmethod
     def from_environment(cls, *, retry_seconds: float = DEFAULT_RETRY_SECONDS) -> Self:
@@ -101,22 +82,24 @@ class AsyncClient:
         not_before: datetime | None = None,
         deadline: datetime | None = None,
         resources: Resources | None = None,
-    ) -> TaskHandle[OutputT]:
+    ) -> AsyncTaskHandle[OutputT]:
         """Make a durable task. When this returns, the task is recorded and will be worked on.
 
         The same ``idempotency_key`` with the same content gives the same task, for ever; with other
         content it is refused (``idempotency_conflict``). Instants need a time zone.
         """
-        submission = _submission(
+        task = calls.submission(
             task_type.name,
-            _plain(input),
+            calls.plain(input),
             idempotency_key=idempotency_key,
             priority=priority,
             not_before=not_before,
             deadline=deadline,
             resources=resources,
         )
-        return await self._submit(submission, output_reader(task_type.output))
+        made = await self._http.run(calls.submit(task))
+        read_output = output_reader(task_type.output)
+        return AsyncTaskHandle(self._http, made.task_id, read_output, replayed=made.replayed)
 
     async def submit_json(
         self,
@@ -128,9 +111,9 @@ class AsyncClient:
         not_before: datetime | None = None,
         deadline: datetime | None = None,
         resources: Resources | None = None,
-    ) -> TaskHandle[Any]:
+    ) -> AsyncTaskHandle[Any]:
         """As ``submit``, for callers that know the type by name only: input and output are JSON."""
-        submission = _submission(
+        task = calls.submission(
             type_name,
             input,
             idempotency_key=idempotency_key,
@@ -139,7 +122,8 @@ class AsyncClient:
             deadline=deadline,
             resources=resources,
         )
-        return await self._submit(submission, _as_it_is)
+        made = await self._http.run(calls.submit(task))
+        return AsyncTaskHandle(self._http, made.task_id, as_it_is, replayed=made.replayed)
 
     async def submit_many(
         self,
@@ -151,7 +135,7 @@ class AsyncClient:
         not_before: datetime | None = None,
         deadline: datetime | None = None,
         resources: Resources | None = None,
-    ) -> list[TaskHandle[OutputT]]:
+    ) -> list[AsyncTaskHandle[OutputT]]:
         """Make many tasks in few requests; handles in the order of the inputs.
 
         ``idempotency_keys`` gives one key for each input. Each task is decided by itself: when some
@@ -160,95 +144,38 @@ class AsyncClient:
 
         Raises ValueError when there are fewer keys than inputs.
         """
-        keys: Iterator[str | None] = (
-            repeat(None) if idempotency_keys is None else iter(idempotency_keys)
+        tasks = calls.submissions(
+            task_type.name,
+            inputs,
+            idempotency_keys,
+            priority=priority,
+            not_before=not_before,
+            deadline=deadline,
+            resources=resources,
         )
         read_output = output_reader(task_type.output)
-        outcomes: list[TaskHandle[OutputT] | ClientError] = []
-        chunk: list[bytes] = []
-        chunk_bytes = 0
-
-        async def send() -> None:
-            nonlocal chunk_bytes
-            if chunk:
-                outcomes.extend(await self._submit_chunk(chunk, read_output))
-            chunk.clear()
-            chunk_bytes = 0
-
-        for one in inputs:
-            try:
-                key = next(keys)
-            except StopIteration:
-                raise ValueError("there are fewer idempotency keys than inputs") from None
-            body = _encode(
-                _submission(
-                    task_type.name,
-                    _plain(one),
-                    idempotency_key=key,
-                    priority=priority,
-                    not_before=not_before,
-                    deadline=deadline,
-                    resources=resources,
-                )
-            )
-            if len(chunk) == MAX_TASKS_PER_REQUEST or chunk_bytes + len(body) > BATCH_BYTES:
-                await send()
-            chunk.append(body)
-            chunk_bytes += len(body)
-        await send()
-
-        handles = [outcome for outcome in outcomes if isinstance(outcome, TaskHandle)]
-        for outcome in outcomes:
-            if isinstance(outcome, Refused):
-                raise BatchRefused(outcome.problem, outcomes)
-        return handles
-
-    async def _submit(
-        self, submission: TaskSubmission, read_output: Callable[[Any], OutputT]
-    ) -> TaskHandle[OutputT]:
-        key = submission.idempotency_key or ""
-        reply = await self._http.request(
-            "POST",
-            "/v1/tasks",
-            body=_encode(submission.model_copy(update={"idempotency_key": None})),
-            headers={IDEMPOTENCY_KEY_HEADER: key},
+        return all_or_refusal(
+            await self._http.run(calls.submit_many(tasks)),
+            lambda made: AsyncTaskHandle[OutputT](
+                self._http, made.task_id, read_output, replayed=made.replayed
+            ),
         )
-        made = reply.read(Submitted)
-        return TaskHandle(self._http, made.task_id, read_output, replayed=made.replayed)
-
-    async def _submit_chunk(
-        self, bodies: Sequence[bytes], read_output: Callable[[Any], OutputT]
-    ) -> list[TaskHandle[OutputT] | ClientError]:
-        reply = await self._http.request(
-            "POST",
-            "/v1/tasks/batch",
-            body=b'{"tasks":[' + b",".join(bodies) + b"]}",
-            again=_entries_to_repeat,
-        )
-        outcomes: list[TaskHandle[OutputT] | ClientError] = []
-        for entry in reply.read(BatchReply).results:
-            if entry.submitted is not None:
-                made = entry.submitted
-                outcomes.append(
-                    TaskHandle(self._http, made.task_id, read_output, replayed=made.replayed)
-                )
-            else:
-                outcomes.append(Refused(entry.problem or _NEITHER))
-        return outcomes
 
     # Reading and deciding
 
     @overload
-    def task(self, task_id: str, task_type: TaskType[Any, OutputT]) -> TaskHandle[OutputT]: ...
+    def task(self, task_id: str, task_type: TaskType[Any, OutputT]) -> AsyncTaskHandle[OutputT]: ...
 
     @overload
-    def task(self, task_id: str) -> TaskHandle[Any]: ...
+    def task(self, task_id: str) -> AsyncTaskHandle[Any]: ...
 
-    def task(self, task_id: str, task_type: TaskType[Any, Any] | None = None) -> TaskHandle[Any]:
+    def task(
+        self, task_id: str, task_type: TaskType[Any, Any] | None = None
+    ) -> AsyncTaskHandle[Any]:
         """The handle of a task that exists already; asks nothing. Without ``task_type`` its result
         is plain JSON."""
-        read_output = _as_it_is if task_type is None else output_reader(task_type.output)
-        return TaskHandle(self._http, task_id, read_output, replayed=False)
+        read_output = as_it_is if task_type is None else output_reader(task_type.output)
+        return AsyncTaskHandle(self._http, task_id, read_output, replayed=False)
 
     async def tasks(
         self,
@@ -260,88 +187,27 @@ class AsyncClient:
         after: str | None = None,
     ) -> TaskList:
         """One page of tasks, newest first; its ``next`` is the ``after`` of the following page."""
-        query = {
-            "state": state,
-            "phase": phase,
-            "type": type_name,
-            "limit": None if limit is None else str(limit),
-            "after": after,
-        }
-        return await self._get("/v1/tasks", TaskList, query)
+        return await self._http.run(
+            calls.tasks(state=state, phase=phase, type_name=type_name, limit=limit, after=after)
+        )
 
     async def nodes(self) -> NodeList:
         """The executors' processes that the coordinator knows."""
-        return await self._get("/v1/nodes", NodeList, {})
+        return await self._http.run(calls.read("/v1/nodes", NodeList, {}))
 
     async def intake(
         self, *, state: str | None = None, limit: int | None = None, after: int | None = None
     ) -> IntakeList:
         """One page of what was enqueued in transactions, newest first; its ``next`` is the
         ``after`` of the following page."""
-        query = {
-            "state": state,
-            "limit": None if limit is None else str(limit),
-            "after": None if after is None else str(after),
-        }
-        return await self._get("/v1/intake", IntakeList, query)
+        return await self._http.run(calls.intake(state=state, limit=limit, after=after))
 
     async def retry_intake(
         self, *, code: str | None = None, type_name: str | None = None
     ) -> IntakeRetried:
         """Let refused rows be decided anew, of one code or type or all: for operators."""
-        given = {"code": code, "type": type_name}
-        body = {name: value for name, value in given.items() if value is not None}
-        reply = await self._http.request("POST", "/v1/intake/retry", body=to_json(body))
-        return reply.read(IntakeRetried)
+        return await self._http.run(calls.retry_intake(code=code, type_name=type_name))
 
     async def outbox(self) -> OutboxStatus:
         """How far publishing is behind the log."""
-        return await self._get("/v1/outbox", OutboxStatus, {})
-
-    async def _get(self, path: str, model: type[ModelT], query: dict[str, str | None]) -> ModelT:
-        given = {name: value for name, value in query.items() if value is not None}
-        reply = await self._http.request("GET", path, query=given)
-        return reply.read(model)
-
-
-_NEITHER: Final = problem(
-    502, Code.INTERNAL_ERROR, "the batch entry says neither that there is a task nor why not."
-)
-
-
-def _as_it_is(output: Any) -> Any:
-    return output
-
-
-def _plain(value: BaseModel) -> Any:
-    """What the executor will read back as the same model."""
-    return value.model_dump(mode="json", by_alias=True, round_trip=True)
-
-
-def _submission(type_name: str, value: Any, **settings: Any) -> TaskSubmission:
-    """Raises Refused and InvalidPayload for what the server would refuse anyway: an error that is
-    found here names the same code."""
-    settings["idempotency_key"] = settings["idempotency_key"] or uuid4().hex
-    encode_json(value, limit_bytes=_NO_LOCAL_LIMIT, what="the input")
-    try:
-        return TaskSubmission(type=type_name, input=value, **settings)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise Refused(problem(422, Code.INVALID_FIELD, f"{field}: {first['msg']}.")) from error
-
-
-def _encode(submission: TaskSubmission) -> bytes:
-    return submission.model_dump_json(exclude_defaults=True).encode()
-
-
-def _entries_to_repeat(reply: Reply) -> ClientError | None:
-    """Tasks of a batch about which the server could not say anything: the whole batch is sent
-    again, its keys make that safe."""
-    for entry in reply.read(BatchReply).results:
-        if entry.problem is not None and entry.problem.code in LATER_CODES:
-            return Unreachable(
-                f"the coordinator could not take the whole batch: {entry.problem.detail}",
-                next_step="Repeat it with the same keys.",
-            )
-    return None
+        return await self._http.run(calls.read("/v1/outbox", OutboxStatus, {}))

@@ -23,7 +23,7 @@ from tenure.contract.errors import TenureError
 from tenure.contract.tasks import Problem, TaskResult
 
 if TYPE_CHECKING:
-    from tenure.client.handles import TaskHandle
+    from tenure.client.handles import AsyncTaskHandle, TaskHandle
 
 
 class ClientError(TenureError):
@@ -56,7 +56,9 @@ class BatchRefused(Refused):
     """
 
     def __init__(
-        self, problem: Problem, outcomes: "Sequence[TaskHandle[Any] | ClientError]"
+        self,
+        problem: Problem,
+        outcomes: "Sequence[TaskHandle[Any] | AsyncTaskHandle[Any] | ClientError]",
     ) -> None:
         super().__init__(problem)
         self.outcomes = tuple(outcomes)
@@ -84,7 +86,11 @@ class ResultTimeout(ClientError):
 
 
 class NotDelivered(ClientError):
-    """The task will bring no output as it stands. ``result`` is the server's last word."""
+    """The task will bring no output as it stands.
+
+    ``reason`` says why, ``attempt_id`` is the attempt that ended it, if one did, and ``result`` is
+    the server's last word.
+    """
 
     code = "not_delivered"
 
@@ -98,6 +104,7 @@ class NotDelivered(ClientError):
         )
         self.result = result
         self.reason = result.reason
+        self.attempt_id = result.attempt_id
 
 
 class TaskFailed(NotDelivered):

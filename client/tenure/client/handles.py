@@ -1,108 +1,152 @@
-"""A task as its submitter holds it."""
+"""A task as its submitter holds it: the one for ``Client``, and the one for ``AsyncClient``."""
 
-import asyncio
-import random
-import time
-from collections.abc import Callable
-from typing import Any, Final, Generic, TypeVar
-from urllib.parse import quote
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from tenure.client import calls
 from tenure.client.errors import (
+    BatchRefused,
     NotDelivered,
-    ResultTimeout,
+    Refused,
     TaskCancelled,
     TaskExpired,
     TaskFailed,
     TaskHeld,
     UnreadableReply,
 )
-from tenure.client.http import Http
+from tenure.client.http import AsyncHttp, Http
 from tenure.contract.states import TaskState
-from tenure.contract.tasks import MAX_WAIT_SECONDS, CancelReply, TaskResult, TaskView
+from tenure.contract.tasks import CancelReply, Submitted, TaskResult, TaskView
 
 OutputT = TypeVar("OutputT")
-
-SHORTEST_ROUND_SECONDS: Final = 0.5
-"""A coordinator that stops answers waiting requests early: it is not asked in a tight loop."""
+HandleT = TypeVar("HandleT", bound="TaskHandle[Any] | AsyncTaskHandle[Any]")
 
 
-class TaskHandle(Generic[OutputT]):
-    """A durable task. Handles are cheap: they hold the task's id and the client they came from.
+class _Handle(Generic[OutputT]):
+    def __init__(
+        self, task_id: str, read_output: Callable[[Any], OutputT], *, replayed: bool
+    ) -> None:
+        self.task_id = task_id
+        self.replayed = replayed
+        self._read_output = read_output
 
-    ``replayed`` is true when the idempotency key had been seen and nothing new was created.
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.task_id}>"
+
+    def _output(self, result: TaskResult) -> OutputT:
+        if result.state is TaskState.DELIVERED:
+            return self._read_output(result.output)
+        raise not_delivered(result)
+
+
+class TaskHandle(_Handle[OutputT]):
+    """A durable task, for threads that wait. Handles are cheap: they hold the task's id and the
+    connections of the client they came from.
+
+    ``replayed`` is true when the idempotency key had been seen and nothing new was created: also
+    when the request had to be repeated because its first answer was lost.
     """
 
     def __init__(
         self, http: Http, task_id: str, read_output: Callable[[Any], OutputT], *, replayed: bool
     ) -> None:
-        self.task_id = task_id
-        self.replayed = replayed
+        super().__init__(task_id, read_output, replayed=replayed)
         self._http = http
-        self._read_output = read_output
 
-    def __repr__(self) -> str:
-        return f"<TaskHandle {self.task_id}>"
+    def result(self, *, timeout: float | None = None) -> OutputT:
+        """The output, once the task is delivered.
+
+        ``timeout`` in seconds; None waits as long as it takes. A coordinator that is away in the
+        meantime is waited for: until the timeout, without one for the client's ``retry_seconds``.
+
+        Raises TaskFailed, TaskCancelled, TaskExpired, TaskHeld, ResultTimeout, Refused,
+        Unreachable, and UnreadableReply when the output does not fit the declared model.
+        """
+        return self._output(self.outcome(timeout=timeout))
+
+    def outcome(self, *, timeout: float | None = None) -> TaskResult:
+        """The server's last word on the task once it has ended or is held, whatever it is.
+
+        Raises ResultTimeout, Refused, Unreachable, UnreadableReply.
+        """
+        return self._http.run(calls.outcome(self.task_id, timeout))
+
+    def status(self) -> TaskResult:
+        """State and phase as they are, without waiting.
+
+        Raises Refused, Unreachable, UnreadableReply.
+        """
+        return self._http.run(calls.status(self.task_id))
+
+    def view(self) -> TaskView:
+        """The whole story: state, attempts with leases, receipts, timeline.
+
+        Raises Refused, Unreachable, UnreadableReply.
+        """
+        return self._http.run(calls.view(self.task_id))
+
+    def cancel(self) -> CancelReply:
+        """Ask for cancellation. What runs must confirm it first, or lose its lease.
+
+        Raises Refused, Unreachable, UnreadableReply.
+        """
+        return self._http.run(calls.cancel(self.task_id))
+
+
+class AsyncTaskHandle(_Handle[OutputT]):
+    """As ``TaskHandle``, for tasks of an event loop."""
+
+    def __init__(
+        self,
+        http: AsyncHttp,
+        task_id: str,
+        read_output: Callable[[Any], OutputT],
+        *,
+        replayed: bool,
+    ) -> None:
+        super().__init__(task_id, read_output, replayed=replayed)
+        self._http = http
 
     async def result(self, *, timeout: float | None = None) -> OutputT:
         """The output, once the task is delivered.
 
         ``timeout`` in seconds; None waits as long as it takes. A coordinator that is away in the
-        meantime is waited for, within the timeout.
+        meantime is waited for: until the timeout, without one for the client's ``retry_seconds``.
 
         Raises TaskFailed, TaskCancelled, TaskExpired, TaskHeld, ResultTimeout, Refused,
         Unreachable, and UnreadableReply when the output does not fit the declared model.
         """
-        result = await self.outcome(timeout=timeout)
-        if result.state is TaskState.DELIVERED:
-            return self._read_output(result.output)
-        raise not_delivered(result)
+        return self._output(await self.outcome(timeout=timeout))
 
     async def outcome(self, *, timeout: float | None = None) -> TaskResult:
         """The server's last word on the task once it has ended or is held, whatever it is.
 
         Raises ResultTimeout, Refused, Unreachable, UnreadableReply.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            asked = time.monotonic()
-            left = MAX_WAIT_SECONDS if deadline is None else max(0.0, deadline - asked)
-            wait = min(MAX_WAIT_SECONDS, left)
-            reply = await self._http.request(
-                "GET",
-                f"/v1/tasks/{_segment(self.task_id)}/result",
-                query={"wait": f"{wait:.3f}"},
-                wait_seconds=wait,
-            )
-            result = reply.read(TaskResult)
-            if result.state is not TaskState.OPEN:
-                return result
-            answered = time.monotonic()
-            if deadline is not None and answered >= deadline:
-                raise ResultTimeout(
-                    f"task {self.task_id} is {result.phase.value} after {timeout:g} s.",
-                    next_step="Wait again, or see `tenure task show` for what it waits for.",
-                )
-            early = min(SHORTEST_ROUND_SECONDS, wait) - (answered - asked)
-            if early > 0:
-                await asyncio.sleep(early * random.uniform(0.5, 1.0))
+        return await self._http.run(calls.outcome(self.task_id, timeout))
+
+    async def status(self) -> TaskResult:
+        """State and phase as they are, without waiting.
+
+        Raises Refused, Unreachable, UnreadableReply.
+        """
+        return await self._http.run(calls.status(self.task_id))
 
     async def view(self) -> TaskView:
         """The whole story: state, attempts with leases, receipts, timeline.
 
         Raises Refused, Unreachable, UnreadableReply.
         """
-        reply = await self._http.request("GET", f"/v1/tasks/{_segment(self.task_id)}")
-        return reply.read(TaskView)
+        return await self._http.run(calls.view(self.task_id))
 
     async def cancel(self) -> CancelReply:
         """Ask for cancellation. What runs must confirm it first, or lose its lease.
 
         Raises Refused, Unreachable, UnreadableReply.
         """
-        reply = await self._http.request("POST", f"/v1/tasks/{_segment(self.task_id)}/cancel")
-        return reply.read(CancelReply)
+        return await self._http.run(calls.cancel(self.task_id))
 
 
 def not_delivered(result: TaskResult) -> NotDelivered:
@@ -135,6 +179,17 @@ def output_reader(model: type[BaseModel]) -> Callable[[Any], Any]:
     return read
 
 
-def _segment(task_id: str) -> str:
-    """One segment of a path, whatever the caller passed as an id."""
-    return quote(task_id, safe="")
+def as_it_is(output: Any) -> Any:
+    """Reads an output of a task whose type is known by name only."""
+    return output
+
+
+def all_or_refusal(
+    outcomes: Sequence[Submitted | Refused], handle: Callable[[Submitted], HandleT]
+) -> list[HandleT]:
+    """The handles of a batch. Raises BatchRefused when some of its tasks were refused."""
+    each = [one if isinstance(one, Refused) else handle(one) for one in outcomes]
+    for one in each:
+        if isinstance(one, Refused):
+            raise BatchRefused(one.problem, each)
+    return [one for one in each if not isinstance(one, Refused)]

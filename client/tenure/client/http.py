@@ -3,58 +3,41 @@
 Every request the client makes may be repeated: reads, keyed submissions and cancellations change
 nothing the second time. So one policy serves all, and it is the only layer that retries: what is
 unreachable or says "later" is asked again, with full jitter, until ``retry_seconds`` have passed.
+``Http`` and ``AsyncHttp`` differ in how they wait and in nothing else.
 """
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from tenacity import (
     AsyncRetrying,
     RetryCallState,
+    Retrying,
     retry_if_exception_type,
     stop_before_delay,
     wait_random_exponential,
 )
 
+from tenure.client.calls import LATER_CODES, Call, Plan, Reply, problem
 from tenure.client.errors import ClientError, Refused, Unreachable, UnreadableReply
 from tenure.contract.codes import Code
 from tenure.contract.tasks import Problem
 
-ModelT = TypeVar("ModelT", bound=BaseModel)
+T = TypeVar("T")
 
 CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 15.0
 """How long an answer may take beyond the wait that the request itself asks for."""
 LONGEST_PAUSE_SECONDS: Final = 5.0
 LATER_STATUSES: Final = frozenset({408, 425, 429, 502, 503, 504})
-LATER_CODES: Final = frozenset({Code.UNAVAILABLE.value, Code.OVERLOADED.value})
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer with a 2xx status."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    def read(self, model: type[ModelT]) -> ModelT:
-        """The body as ``model``. Raises UnreadableReply."""
-        try:
-            return model.model_validate_json(self.body)
-        except ValidationError as error:
-            raise UnreadableReply(
-                f"the answer is no {model.__name__} that this client knows"
-                f" ({error.error_count()} fields are wrong).",
-                next_step="Use a client of the server's release.",
-            ) from error
 
 
 class _Later(Exception):
@@ -66,22 +49,14 @@ class _Later(Exception):
         self.pause_seconds = pause_seconds
 
 
-class Http:
-    """One coordinator, one token, one pool of connections. Safe for concurrent tasks of one loop.
+class _Coordinator:
+    """One coordinator and one token: how it is asked, and what its answers mean.
 
-    ``transport`` is the seam for tests. Raises Unreachable at construction for a URL that is none,
-    Refused for a token that cannot be one.
+    Raises Unreachable at construction for a URL that is none, Refused for a token that cannot be
+    one.
     """
 
-    def __init__(
-        self,
-        url: str,
-        token: str,
-        *,
-        retry_seconds: float,
-        max_connections: int = 64,
-        transport: httpx2.AsyncBaseTransport | None = None,
-    ) -> None:
+    def __init__(self, url: str, token: str, *, retry_seconds: float) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Unreachable(
@@ -92,94 +67,72 @@ class Http:
             raise Refused(
                 problem(401, Code.UNAUTHENTICATED, "the token is empty or holds odd characters.")
             )
-        self._url = url.rstrip("/")
+        self.url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
+        # A proxy configured for the world cannot reach this machine's own loopback.
+        self._trust_env = not _is_loopback(parts.hostname)
         self._retry_seconds = retry_seconds
-        self._client = httpx2.AsyncClient(
-            base_url=self._url,
-            headers={"Authorization": f"Bearer {token}", "Accept": "application/json"},
-            limits=httpx2.Limits(
+
+    def connections(self, max_connections: int) -> dict[str, Any]:
+        """Arguments of either HTTP client."""
+        return {
+            "base_url": self.url,
+            "headers": self._headers,
+            "limits": httpx2.Limits(
                 max_connections=max_connections, max_keepalive_connections=max_connections
             ),
-            transport=transport,
-            # A proxy configured for the world cannot reach this machine's own loopback.
-            trust_env=not _is_loopback(parts.hostname),
-        )
+            "trust_env": self._trust_env,
+        }
 
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._client.aclose()
+    def tries(self, call: Call) -> dict[str, Any]:
+        """Arguments of either retrying object."""
+        seconds = self._retry_seconds if call.retry_seconds is None else call.retry_seconds
+        return {
+            "retry": retry_if_exception_type(_Later),
+            "stop": stop_before_delay(seconds),
+            "wait": _pause,
+            "reraise": True,
+        }
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-        wait_seconds: float = 0.0,
-        again: Callable[[Reply], ClientError | None] | None = None,
-    ) -> Reply:
-        """Ask until there is an answer that is final.
+    def request(self, call: Call) -> dict[str, Any]:
+        """Arguments of either client's ``request``: the same for every try."""
+        content_type = {} if call.body is None else {"Content-Type": "application/json"}
+        return {
+            "method": call.method,
+            "url": call.path,
+            "params": dict(call.query),
+            "content": call.body,
+            "headers": content_type | dict(call.headers),
+            "timeout": httpx2.Timeout(
+                ANSWER_SECONDS + call.wait_seconds,
+                connect=CONNECT_SECONDS,
+                # Waiting for a connection of the pool is no fault of the server's.
+                pool=None,
+            ),
+        }
 
-        ``wait_seconds`` is how long the server itself may wait before it answers. ``again`` may
-        find in an answer why it is not final: what it returns is raised when no time is left.
-
-        Raises Refused, Unreachable and UnreadableReply.
-        """
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(_Later),
-            stop=stop_before_delay(self._retry_seconds),
-            wait=_pause,
-            reraise=True,
-        )
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Names what the HTTP library raises. Raises _Later and UnreadableReply."""
         try:
-            return await retrying(
-                self._once, method, path, query, body, headers, wait_seconds, again
-            )
-        except _Later as later:
-            raise later.error from later.__cause__
-
-    async def _once(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None,
-        body: bytes | None,
-        headers: Mapping[str, str] | None,
-        wait_seconds: float,
-        again: Callable[[Reply], ClientError | None] | None,
-    ) -> Reply:
-        sent = {"Content-Type": "application/json"} if body is not None else {}
-        sent.update(headers or {})
-        try:
-            response = await self._client.request(
-                method,
-                path,
-                params=dict(query or {}),
-                content=body,
-                headers=sent,
-                timeout=httpx2.Timeout(
-                    ANSWER_SECONDS + wait_seconds,
-                    connect=CONNECT_SECONDS,
-                    # Waiting for a connection of the pool is no fault of the server's.
-                    pool=None,
-                ),
-            )
+            yield
         except httpx2.TransportError as error:
             raise _Later(
                 Unreachable(
-                    f"no answer from {self._url}: {_words(error)}.",
+                    f"no answer from {self.url}: {_words(error)}.",
                     next_step="Is the coordinator running there, and is TENURE_URL right?",
                 )
             ) from error
         except httpx2.HTTPError as error:
-            raise UnreadableReply(f"the answer of {self._url} is no HTTP: {_words(error)}.") from (
+            raise UnreadableReply(f"the answer of {self.url} is no HTTP: {_words(error)}.") from (
                 error
             )
+
+    def judge(self, call: Call, response: httpx2.Response) -> Reply:
+        """The answer, if it is final and good. Raises _Later and Refused."""
         if response.is_success:
             reply = Reply(response.status_code, response.headers, response.content)
-            not_final = again(reply) if again is not None else None
+            not_final = None if call.again is None else call.again(reply)
             if not_final is not None:
                 raise _Later(not_final)
             return reply
@@ -187,6 +140,107 @@ class Http:
         if refused.status in LATER_STATUSES or refused.code in LATER_CODES:
             raise _Later(_not_now(refused), _retry_after(response.headers.get("Retry-After")))
         raise refused
+
+
+class Http:
+    """One coordinator, one token, one pool of connections. Safe for concurrent threads.
+
+    ``transport`` is the seam for tests. Raises as ``_Coordinator`` does at construction.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        retry_seconds: float,
+        max_connections: int = 64,
+        transport: httpx2.BaseTransport | None = None,
+    ) -> None:
+        self._coordinator = _Coordinator(url, token, retry_seconds=retry_seconds)
+        self._client = httpx2.Client(
+            transport=transport, **self._coordinator.connections(max_connections)
+        )
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+    def run(self, plan: Plan[T]) -> T:
+        """Follow a plan to its end. Raises what the plan and ``request`` raise."""
+        with closing(plan):
+            try:
+                call = next(plan)
+                while True:
+                    time.sleep(call.pause_seconds)
+                    call = plan.send(self.request(call))
+            except StopIteration as end:
+                result: T = end.value
+                return result
+
+    def request(self, call: Call) -> Reply:
+        """Ask until there is an answer that is final.
+
+        Raises Refused, Unreachable, UnreadableReply.
+        """
+        try:
+            return Retrying(**self._coordinator.tries(call))(self._once, call)
+        except _Later as later:
+            raise later.error from later.__cause__
+
+    def _once(self, call: Call) -> Reply:
+        with self._coordinator.sending():
+            response = self._client.request(**self._coordinator.request(call))
+        return self._coordinator.judge(call, response)
+
+
+class AsyncHttp:
+    """As ``Http``, safe for concurrent tasks of one event loop."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        retry_seconds: float,
+        max_connections: int = 64,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._coordinator = _Coordinator(url, token, retry_seconds=retry_seconds)
+        self._client = httpx2.AsyncClient(
+            transport=transport, **self._coordinator.connections(max_connections)
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    async def run(self, plan: Plan[T]) -> T:
+        """Follow a plan to its end. Raises what the plan and ``request`` raise."""
+        with closing(plan):
+            try:
+                call = next(plan)
+                while True:
+                    await asyncio.sleep(call.pause_seconds)
+                    call = plan.send(await self.request(call))
+            except StopIteration as end:
+                result: T = end.value
+                return result
+
+    async def request(self, call: Call) -> Reply:
+        """Ask until there is an answer that is final.
+
+        Raises Refused, Unreachable, UnreadableReply.
+        """
+        try:
+            return await AsyncRetrying(**self._coordinator.tries(call))(self._once, call)
+        except _Later as later:
+            raise later.error from later.__cause__
+
+    async def _once(self, call: Call) -> Reply:
+        with self._coordinator.sending():
+            response = await self._client.request(**self._coordinator.request(call))
+        return self._coordinator.judge(call, response)
 
 
 def _not_now(refused: Refused) -> Unreachable:
@@ -243,18 +297,6 @@ def _read_problem(response: httpx2.Response) -> Problem:
             " without saying why.",
             "Is TENURE_URL the address of a Tenure coordinator?",
         )
-
-
-def problem(status: int, code: Code, detail: str, next_step: str = "") -> Problem:
-    """A problem that was found on this side."""
-    return Problem(
-        type="about:blank",
-        title=code.value,
-        status=status,
-        code=code.value,
-        detail=detail,
-        next_step=next_step,
-    )
 
 
 def _is_loopback(host: str) -> bool:

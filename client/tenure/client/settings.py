@@ -15,6 +15,8 @@ STATE_DIRECTORY_VARIABLE: Final = "TENURE_STATE_DIR"
 DEFAULT_STATE_DIRECTORY: Final = ".tenure"
 CONNECTION_FILE: Final = "connection.json"
 LOCAL_ROLE: Final = "application"
+DEFAULT_RETRY_SECONDS: Final = 30.0
+DEFAULT_MAX_CONNECTIONS: Final = 64
 
 
 class NotConfigured(ClientError):

@@ -14,8 +14,8 @@ from tenure.cli.exits import Exit, MissingExtra, SetupError, UsageError, exit_co
 from tenure.cli.instants import read_instant
 from tenure.cli.main import run
 from tenure.cli.processes import local_stack_of_executor
+from tenure.client.calls import problem
 from tenure.client.errors import ClientError, Refused, Unreachable
-from tenure.client.http import problem
 from tenure.client.settings import NotConfigured
 from tenure.contract.codes import Code
 from tenure.contract.errors import InvalidPayload

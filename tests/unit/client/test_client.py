@@ -11,18 +11,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tenure.client import (
     AsyncClient,
+    AsyncTaskHandle,
     BatchRefused,
+    NotDelivered,
     Refused,
     ResultTimeout,
     TaskCancelled,
     TaskExpired,
     TaskFailed,
-    TaskHandle,
     TaskHeld,
     TaskType,
     UnreadableReply,
 )
-from tenure.client.http import Http
+from tenure.client.http import AsyncHttp
 from tenure.contract.errors import InvalidPayload
 
 
@@ -44,7 +45,7 @@ Script = Callable[[httpx2.Request], httpx2.Response]
 
 def client_of(script: Script, *, retry_seconds: float = 5.0) -> AsyncClient:
     client = AsyncClient("http://127.0.0.1:1", "a-token", retry_seconds=retry_seconds)
-    client._http = Http(
+    client._http = AsyncHttp(
         "http://127.0.0.1:1",
         "a-token",
         retry_seconds=retry_seconds,
@@ -198,7 +199,7 @@ async def test_a_partly_refused_batch_names_both_sides() -> None:
         with pytest.raises(BatchRefused) as caught:
             await client.submit_many(INVOICE, [Order(customer="A"), Order(customer="B")])
     made, refused = caught.value.outcomes
-    assert isinstance(made, TaskHandle)
+    assert isinstance(made, AsyncTaskHandle)
     assert made.task_id == "a"
     assert isinstance(refused, Refused)
     assert refused.code == caught.value.code == "unknown_task_type"
@@ -240,12 +241,16 @@ async def test_an_output_of_another_form_is_unreadable() -> None:
 async def test_each_end_without_output_is_an_error_of_its_own(
     state: str, error: type[Exception]
 ) -> None:
+    answer = result(state, reason="handler_failed", message="boom", attempt_id="a")
+
     def script(request: httpx2.Request) -> httpx2.Response:
-        return httpx2.Response(200, json=result(state, reason="handler_failed", message="boom"))
+        return httpx2.Response(200, json=answer)
 
     async with client_of(script) as client:
-        with pytest.raises(error, match=r"\(handler_failed\): boom"):
+        with pytest.raises(error, match=r"\(handler_failed\): boom") as caught:
             await client.task("t", INVOICE).result(timeout=5)
+    assert isinstance(caught.value, NotDelivered)
+    assert (caught.value.reason, caught.value.attempt_id) == ("handler_failed", "a")
 
 
 async def test_waiting_goes_on_until_the_task_has_ended() -> None:

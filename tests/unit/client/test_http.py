@@ -6,8 +6,9 @@ from collections.abc import Callable
 import httpx2
 import pytest
 
+from tenure.client.calls import Call
 from tenure.client.errors import Refused, Unreachable, UnreadableReply
-from tenure.client.http import Http
+from tenure.client.http import AsyncHttp, Http
 from tenure.contract.tasks import Submitted
 
 Answer = httpx2.Response | Exception
@@ -20,8 +21,8 @@ class Server:
         self.answers = list(answers)
         self.requests: list[httpx2.Request] = []
 
-    def http(self, *, retry_seconds: float = 5.0) -> Http:
-        return Http(
+    def http(self, *, retry_seconds: float = 5.0) -> AsyncHttp:
+        return AsyncHttp(
             "http://127.0.0.1:8420/",
             "a-token",
             retry_seconds=retry_seconds,
@@ -62,7 +63,9 @@ def problem(status: int, code: str, headers: dict[str, str] | None = None) -> Ca
 async def test_an_unreachable_server_is_asked_again_with_the_same_bytes() -> None:
     server = Server(away, problem(503, "unavailable"), ok)
     http = server.http()
-    reply = await http.request("POST", "/v1/tasks", body=b"{}", headers={"Idempotency-Key": "k"})
+    reply = await http.request(
+        Call("POST", "/v1/tasks", body=b"{}", headers={"Idempotency-Key": "k"})
+    )
     assert reply.read(Submitted).task_id == "t"
     assert [(r.content, r.headers["Idempotency-Key"]) for r in server.requests] == [
         (b"{}", "k")
@@ -74,7 +77,7 @@ async def test_a_refusal_is_final_and_carries_the_servers_code() -> None:
     server = Server(problem(409, "idempotency_conflict"))
     http = server.http()
     with pytest.raises(Refused) as caught:
-        await http.request("POST", "/v1/tasks", body=b"{}")
+        await http.request(Call("POST", "/v1/tasks", body=b"{}"))
     assert (caught.value.code, caught.value.status) == ("idempotency_conflict", 409)
     assert str(caught.value) == "it is so. Do that."
     assert len(server.requests) == 1
@@ -85,7 +88,7 @@ async def test_an_internal_error_is_not_repeated() -> None:
     server = Server(problem(500, "internal_error"))
     http = server.http()
     with pytest.raises(Refused, match="it is so"):
-        await http.request("GET", "/v1/tasks")
+        await http.request(Call("GET", "/v1/tasks"))
     assert len(server.requests) == 1
     await http.close()
 
@@ -94,7 +97,7 @@ async def test_an_internal_error_is_not_repeated() -> None:
 async def test_without_time_left_the_outcome_is_unknown(answer: Callable[[], Answer]) -> None:
     http = Server(answer).http(retry_seconds=0.0)
     with pytest.raises(Unreachable):
-        await http.request("GET", "/v1/tasks")
+        await http.request(Call("GET", "/v1/tasks"))
     await http.close()
 
 
@@ -102,7 +105,7 @@ async def test_a_pause_that_the_server_asks_for_and_nobody_has_time_for_ends_the
     server = Server(problem(503, "overloaded", {"Retry-After": "30"}))
     http = server.http(retry_seconds=5.0)
     with pytest.raises(Unreachable, match="overloaded"):
-        await http.request("GET", "/v1/tasks")
+        await http.request(Call("GET", "/v1/tasks"))
     assert len(server.requests) == 1
     await http.close()
 
@@ -110,14 +113,14 @@ async def test_a_pause_that_the_server_asks_for_and_nobody_has_time_for_ends_the
 async def test_an_answer_of_something_else_is_named_as_such() -> None:
     http = Server(lambda: httpx2.Response(404, text="<html>")).http()
     with pytest.raises(Refused, match="without saying why") as caught:
-        await http.request("GET", "/v1/tasks")
+        await http.request(Call("GET", "/v1/tasks"))
     assert caught.value.code == "not_found"
     await http.close()
 
 
 async def test_a_reply_of_another_form_is_unreadable() -> None:
     http = Server(lambda: httpx2.Response(200, text=json.dumps({"task": 1}))).http()
-    reply = await http.request("GET", "/v1/tasks")
+    reply = await http.request(Call("GET", "/v1/tasks"))
     with pytest.raises(UnreadableReply, match="Submitted"):
         reply.read(Submitted)
     await http.close()

@@ -15,7 +15,7 @@ from typing import assert_type
 import asyncpg
 import psycopg
 from pydantic import BaseModel
-from tenure.client import AsyncClient, TaskHandle, TaskType, enqueue
+from tenure.client import AsyncClient, AsyncTaskHandle, Client, TaskHandle, TaskType, enqueue
 
 class In(BaseModel):
     path: str
@@ -27,15 +27,20 @@ T = TaskType("t", input=In, output=Out)
 
 async def use(
     client: AsyncClient,
+    waiting: Client,
     pg: asyncpg.Connection,
     psy: psycopg.AsyncConnection[dict[str, int]],
     sync: psycopg.Connection[dict[str, int]],
 ) -> None:
     handle = await client.submit(T, In(path="a"))
-    assert_type(handle, TaskHandle[Out])
+    assert_type(handle, AsyncTaskHandle[Out])
     assert_type(await handle.result(timeout=1), Out)
-    assert_type(await client.submit_many(T, [In(path="a")]), list[TaskHandle[Out]])
-    assert_type(client.task("id", T), TaskHandle[Out])
+    assert_type(await client.submit_many(T, [In(path="a")]), list[AsyncTaskHandle[Out]])
+    assert_type(client.task("id", T), AsyncTaskHandle[Out])
+    assert_type(waiting.submit(T, In(path="a")), TaskHandle[Out])
+    assert_type(waiting.submit(T, In(path="a")).result(timeout=1), Out)
+    assert_type(waiting.submit_many(T, [In(path="a")]), list[TaskHandle[Out]])
+    assert_type(waiting.task("id", T), TaskHandle[Out])
     assert_type(await enqueue(pg, T, In(path="a"), idempotency_key="k", priority=1), str)
     assert_type(await enqueue(psy, T, In(path="a")), str)
     assert_type(enqueue(sync, T, In(path="a")), str)
@@ -49,6 +54,9 @@ async def use(
         ("await client.submit(T, Out(digest='a'))", False),
         ("await client.submit(T, {'path': 'a'})", False),
         ("(await handle.result()).path", False),
+        ("waiting.submit(T, Out(digest='a'))", False),
+        ("waiting.task('id', T).result().path", False),
+        ("await waiting.submit(T, In(path='a'))", False),
         ("await client.submit_many(T, [Out(digest='a')])", False),
         ("await enqueue(pg, T, Out(digest='a'))", False),
         ("await enqueue(psy, T, In(path='a'), key='k')", False),

@@ -31,7 +31,7 @@ from tenure.cli.demo.witness import witness
 from tenure.cli.local.interrupts import Interrupts
 from tenure.cli.local.stack import ExecutorSpec, Stack
 from tenure.cli.together import together
-from tenure.client import AsyncClient, NotDelivered, ResultTimeout, TaskHandle
+from tenure.client import AsyncClient, AsyncTaskHandle, NotDelivered, ResultTimeout
 
 APPLICATION: Final = "tenure.cli.demo.hasher:app"
 STRUCK_APPLICATION: Final = "tenure.cli.demo.struck:app"
@@ -153,7 +153,9 @@ class Demo:
         left = self._began + self._limit_seconds - time.monotonic()
         return asyncio.get_running_loop().time() + left
 
-    async def _submit(self, client: AsyncClient, progress: Shown) -> dict[str, TaskHandle[FileOut]]:
+    async def _submit(
+        self, client: AsyncClient, progress: Shown
+    ) -> dict[str, AsyncTaskHandle[FileOut]]:
         inputs = {
             encode_path(file.path): FileIn(
                 path=encode_path(file.path),
@@ -163,7 +165,7 @@ class Demo:
             for file in self._files
         }
         paths = list(inputs)
-        handles: dict[str, TaskHandle[FileOut]] = {}
+        handles: dict[str, AsyncTaskHandle[FileOut]] = {}
         for start in range(0, len(paths), 500):
             chunk = paths[start : start + 500]
             made = await client.submit_many(
@@ -173,7 +175,7 @@ class Demo:
             progress.count("submitted", len(handles))
         return handles
 
-    async def _collect(self, handles: dict[str, TaskHandle[FileOut]], progress: Shown) -> None:
+    async def _collect(self, handles: dict[str, AsyncTaskHandle[FileOut]], progress: Shown) -> None:
         """The outputs of the tasks that were delivered, by path; which files had changed."""
         failures: list[str] = []
         left = iter(handles.items())
