@@ -170,7 +170,7 @@ async def test_an_operator_lets_refused_rows_be_decided_anew(
         return await rows("taken") == sorted(later)
 
     await eventually(two_taken)
-    assert (await api.application.get(f"/v1/tasks/{later[0]}")).json()["phase"] == "waiting"
+    assert (await api.application.get(f"/v1/tasks/{later[0]}")).json()["state"] == "open"
     # Refused a second time, it is one row more, and one at the next retry.
     for number in (1, 2):
         assert (await api.operator.post("/v1/intake/retry", {})).json() == {"retried": 1}
