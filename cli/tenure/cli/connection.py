@@ -67,7 +67,7 @@ def find_connection(
     if not file.exists():
         raise SetupError(
             f"no coordinator is known: TENURE_TOKEN is not set and there is no {file}.",
-            next_step="Start a local stack with `tenure up`, or set TENURE_URL and TENURE_TOKEN.",
+            next_step="Go to where `tenure up` runs, or set TENURE_URL and TENURE_TOKEN.",
             code="not_configured",
         )
     content = read_connection_file(file)

@@ -22,7 +22,7 @@ from enum import IntEnum
 from typing import Final
 
 from tenure.contract.codes import Code
-from tenure.contract.errors import ContractError, TenureError
+from tenure.contract.errors import ContractError, TenureError, sentences
 
 
 class Exit(IntEnum):
@@ -132,7 +132,7 @@ def say_error(code: str, message: str, next_step: str = "") -> None:
     first, *rest = message.splitlines() or [""]
     for line in rest:
         print(f"  {line}", file=sys.stderr)
-    print(f"error: {code}: {first} {next_step}".rstrip(), file=sys.stderr)
+    print(f"error: {code}: {sentences(first, next_step)}", file=sys.stderr)
 
 
 def report(error: TenureError) -> Exit:

@@ -70,7 +70,8 @@ def connection_from_environment(environment: Mapping[str, str] | None = None) ->
     raise NotConfigured(
         "no token: TENURE_TOKEN is not set"
         + ("." if url else f", and no local stack runs here ({file} is not there)."),
-        next_step="Set TENURE_TOKEN, or TENURE_TOKEN_FILE to a file that holds it.",
+        next_step="Set TENURE_TOKEN, or TENURE_TOKEN_FILE to a file that holds it"
+        + ("." if url else ", or start in the folder where `tenure up` runs."),
     )
 
 

@@ -10,6 +10,13 @@ TenureError                      code, message, what to do next
 from tenure.contract.codes import Code
 
 
+def sentences(message: str, next_step: str) -> str:
+    """Both as one text, with a full stop between them where the first has none."""
+    if message and next_step and message[-1] not in ".!?:":
+        message += "."
+    return f"{message} {next_step}".strip()
+
+
 class TenureError(Exception):
     """Something the reader can act upon.
 
@@ -27,7 +34,7 @@ class TenureError(Exception):
             self.code = code
 
     def __str__(self) -> str:
-        return f"{self.message} {self.next_step}".strip()
+        return sentences(self.message, self.next_step)
 
 
 class ContractError(TenureError):

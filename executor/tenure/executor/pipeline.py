@@ -190,7 +190,8 @@ class Pipeline:
                 to_json(execution.raw_input)
             )
         except ValidationError as error:
-            return self._failed(execution, Reason.INPUT_INVALID, str(error), retryable=False)
+            message = f"the input does not fit: {_faults(error)}"
+            return self._failed(execution, Reason.INPUT_INVALID, message, retryable=False)
         return None
 
     async def _raise_fences(self, execution: Execution) -> Ending | None:
@@ -254,7 +255,10 @@ class Pipeline:
             value = execution.output.model_dump(mode="json", by_alias=True)
             text = encode_json(value, limit_bytes=self._output_limit_bytes, what="the output")
             declared.model_validate_json(text)  # what the application will read it with
-        except (InvalidPayload, ValidationError, ValueError, TypeError) as error:
+        except ValidationError as error:
+            message = f"the output does not fit: {_faults(error)}"
+            return self._failed(execution, Reason.OUTPUT_INVALID, message)
+        except (InvalidPayload, ValueError, TypeError) as error:
             return self._failed(execution, Reason.OUTPUT_INVALID, str(error))
         return Ending("delivered", Deliver(**_about(execution.assignment), output=value))
 
@@ -325,6 +329,14 @@ class Pipeline:
 
 
 _REASONS = frozenset(reason.value for reason in Reason)
+
+
+def _faults(error: ValidationError) -> str:
+    """What is wrong, on one line, without the values: those may be large, or secret."""
+    return "; ".join(
+        f"{'.'.join(str(part) for part in fault['loc']) or 'the value'}: {fault['msg']}"
+        for fault in error.errors(include_url=False, include_input=False, include_context=False)
+    )
 
 
 def _about(assignment: Assignment) -> dict[str, Any]:
