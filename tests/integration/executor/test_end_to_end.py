@@ -291,6 +291,29 @@ async def test_a_node_whose_name_was_taken_ends_and_says_why(
         assert [each["state"] for each in await attempts(api, task_id)] == ["running"]
 
 
+async def test_a_node_that_was_given_up_after_a_silence_joins_again(
+    api: Fleet,
+    broker: BrokerSpace,
+    program: Program,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tenure.executor.runner.REJOIN_AFTER_SECONDS", 0.0)
+    async with executing(program.app, settings_of(api, broker, tmp_path)):
+        await registered(api, "node-1")
+        lost = await api.submit(type="wait", input={})
+        await eventually(lambda: bool(program.began))
+        (attempt,) = await attempts(api, lost)
+        given_up = {"incarnation": attempt["incarnation"], "gone": True}
+        assert (await api.operator.post("/v1/nodes/node-1/drain", given_up)).status_code == 200
+        await eventually(lambda: bool(program.cancelled))
+        await registered(api, "node-1")
+        task_id = await api.submit(type="echo", input={"text": "back"})
+        assert (await result(api, task_id))["output"] == {"text": "back"}
+        (done,) = await attempts(api, task_id)
+        assert done["incarnation"] != attempt["incarnation"]
+
+
 async def test_an_executor_works_while_the_broker_is_away(
     api: Fleet, broker: BrokerSpace, program: Program, tmp_path: Path
 ) -> None:
