@@ -1,0 +1,152 @@
+"""Whatever a decision looks at is covered by a guard of its item: what is not compared again in the
+commit may have changed meanwhile."""
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+import pytest
+
+from tenure.contract.ids import IncarnationId, NodeId
+from tenure.contract.states import AttemptState, NodeState, TaskState
+from tenure.coordinator.core import model
+from tenure.coordinator.core.decide import decide
+from tenure.coordinator.core.model import Accepted, AnyCommand, Snapshot
+from tests.support.rows import (
+    ABOUT_ATTEMPT,
+    ALLOCATE,
+    ATTEMPT,
+    CANCEL,
+    COMMON,
+    DELIVER,
+    EXPIRE,
+    FAIL,
+    MINTED,
+    NODE,
+    NOW,
+    POLICY,
+    REJECT,
+    SECOND,
+    TASK,
+    waiting,
+    with_attempt,
+)
+
+Row = TypeVar("Row")
+COUNTERS = {"slots_used", "cpu_used", "memory_used"}
+ROWS = ("task", "attempt", "incarnation", "previous_incarnation", "same_content_receipt")
+NOT_COVERED = {"task_type"}
+"""Copied as it is: a task submitted at the same time as a declaration may come before it."""
+
+
+def watched(row: Row, seen: set[str]) -> Row:
+    """A row that notes which of its fields are looked at."""
+    kind: Any = type(row)
+    names = {one.name for one in fields(kind)}
+
+    class Watched(kind):  # type: ignore[misc] # its base is known only now
+        def __getattribute__(self, name: str) -> Any:
+            if name in names:
+                seen.add(name)
+            return super().__getattribute__(name)
+
+    copy: Row = Watched(**{name: getattr(row, name) for name in names})
+    seen.clear()
+    return copy
+
+
+REGISTER = model.Register(
+    **COMMON,
+    node_id=NODE.node_id,
+    incarnation=IncarnationId("another"),
+    queue="queue",
+    software="tests",
+    protocol_version=1,
+    slots=1,
+    cpu_millis=None,
+    memory_bytes=None,
+    task_types=(),
+)
+DRAIN = model.ChangeNode(
+    **COMMON, node_id=NODE.node_id, incarnation=NODE.incarnation, next_state=NodeState.DRAINING
+)
+
+
+def situations() -> Iterator[tuple[AnyCommand, Snapshot]]:
+    """Commands with snapshots in which they are accepted, every branch that writes."""
+    submitted, accepted, running = (
+        with_attempt(state)
+        for state in (AttemptState.SUBMITTED, AttemptState.ACCEPTED, AttemptState.RUNNING)
+    )
+    asked = with_attempt(AttemptState.RUNNING, task=replace(TASK, cancel_requested_at=NOW))
+    over = with_attempt(AttemptState.RUNNING, expires_at=NOW - SECOND)
+    late = replace(TASK, deadline=NOW)
+    yield model.Accept(**ABOUT_ATTEMPT), submitted
+    yield model.Start(**ABOUT_ATTEMPT), accepted
+    yield model.Take(**ABOUT_ATTEMPT), submitted
+    yield DELIVER, running
+    yield DELIVER, over
+    for state in (AttemptState.DELIVERED, AttemptState.EXPIRED, AttemptState.FAILED):
+        yield DELIVER, with_attempt(state)
+    yield FAIL, running
+    yield replace(FAIL, retryable=False), running
+    yield REJECT, submitted
+    yield model.ConfirmCancel(**ABOUT_ATTEMPT), asked
+    yield model.Renew(**ABOUT_ATTEMPT), running
+    yield CANCEL, submitted
+    yield CANCEL, running
+    yield CANCEL, waiting(state=TaskState.HELD)
+    yield EXPIRE, over
+    yield EXPIRE, with_attempt(AttemptState.RUNNING, task=late, expires_at=NOW - SECOND)
+    yield EXPIRE, waiting(deadline=NOW)
+    yield ALLOCATE, waiting(not_before=NOW, deadline=NOW + 1)
+    yield REGISTER, Snapshot(epoch=1)
+    yield REGISTER, Snapshot(epoch=1, previous_incarnation=NODE)
+    yield DRAIN, Snapshot(epoch=1, incarnation=NODE)
+
+
+@pytest.mark.requirement("STATE-01")
+@pytest.mark.parametrize(
+    ("command", "snapshot"),
+    [pytest.param(*one, id=f"{type(one[0]).__name__}-{n}") for n, one in enumerate(situations())],
+)
+def test_a_decision_looks_at_nothing_that_its_guards_do_not_cover(
+    command: AnyCommand, snapshot: Snapshot
+) -> None:
+    seen: dict[str, set[str]] = {name: set() for name in ROWS}
+    rows = {
+        name: watched(row, seen[name])
+        for name in ROWS
+        if (row := getattr(snapshot, name)) is not None
+    }
+    decision = decide(command, replace(snapshot, **rows), NOW, MINTED, POLICY)
+    assert isinstance(decision, Accepted)
+    reads = decision.reads
+    assert reads.epoch == snapshot.epoch
+    if seen["task"]:
+        assert (reads.task_id, reads.task_version) == (TASK.task_id, TASK.version)
+    if seen["attempt"] - {"decided_at"}:
+        assert (reads.attempt_id, reads.attempt_version) == (ATTEMPT.attempt_id, ATTEMPT.version)
+    if "expires_at" in seen["attempt"]:
+        assert reads.lease_live or reads.lease_over
+    if seen["incarnation"] - COUNTERS:
+        assert (reads.incarnation, reads.incarnation_version) == (NODE.incarnation, NODE.version)
+    if "last_seen_at" in seen["incarnation"]:
+        assert reads.seen_within == POLICY.node_silence_microseconds
+    if seen["incarnation"] & COUNTERS:
+        assert any(isinstance(write, model.AttemptCreated) for write in decision.writes)
+    if seen["previous_incarnation"]:
+        assert (reads.incarnation, reads.incarnation_version) == (NODE.incarnation, NODE.version)
+    if isinstance(command, model.Register | model.ChangeNode):
+        assert reads.node_id == NodeId("node")
+    if isinstance(command, model.Allocate):
+        assert reads.not_before_passed
+        assert reads.deadline_open
+    if isinstance(command, model.Expire):
+        assert reads.deadline_passed or reads.deadline_open
+
+
+def test_every_part_of_a_snapshot_is_either_watched_or_known_not_to_be() -> None:
+    others = {"epoch", "command", "enqueued_task_id", "intake_waiting"}
+    # The epoch is a guard itself; commands and rows of the intake are looked up again by their ids.
+    assert {one.name for one in fields(Snapshot)} == {*ROWS, *NOT_COVERED, *others}
