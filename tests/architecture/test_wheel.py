@@ -1,28 +1,17 @@
 """What is installed on other machines: one namespace package, typed, with its SQL."""
 
-import subprocess
-import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 
-from tests.support.repository import REPOSITORY, ROOTS, package
+from tests.support.installs import build_wheel
+from tests.support.repository import ROOTS, package
 
 
 @pytest.fixture(scope="module")
 def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The names of all files in a wheel built from this checkout."""
-    folder = tmp_path_factory.mktemp("wheel")
-    tool = Path(sys.executable).parent / "uv"
-    locked = ["--offline", "--no-build-isolation", "--python", sys.executable]
-    subprocess.run(
-        [tool, "build", "--wheel", "--quiet", *locked, "--out-dir", str(folder), str(REPOSITORY)],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    (wheel,) = folder.glob("*.whl")
+    wheel = build_wheel(tmp_path_factory.mktemp("wheel"))
     with zipfile.ZipFile(wheel) as archive:
         return archive.namelist()
 

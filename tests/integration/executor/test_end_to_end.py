@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 import asyncpg
 import pytest
 from pydantic import BaseModel
+from structlog.testing import capture_logs
 
 from tenure.executor import Context, Executor, TaskType
 from tenure.executor.errors import DeclarationError, NodeGone
@@ -132,6 +134,22 @@ async def test_a_task_becomes_a_row_downstream_and_a_result(
         "select fencing_token from tenure_fence where task_id = $1", task_id
     )
     assert [entry["fencing_token"] for entry in await attempts(api, task_id)] == [fence]
+
+
+async def test_without_a_clock_that_counts_suspend_tasks_are_done_and_that_is_said_once(
+    api: Fleet,
+    broker: BrokerSpace,
+    program: Program,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)  # as on macOS
+    with capture_logs() as said:
+        async with executing(program.app, settings_of(api, broker, tmp_path)):
+            for text in ("one", "two"):
+                task_id = await submitted(api, "node-1", type="echo", input={"text": text})
+                assert (await result(api, task_id))["output"] == {"text": text}
+    assert len([entry for entry in said if "counts suspended time" in entry["event"]]) == 1
 
 
 @pytest.mark.requirement("EVENT-03")
@@ -334,6 +352,7 @@ async def test_an_executor_without_handlers_says_so(
 PROGRAM = """
 import asyncio, sys
 from pydantic import BaseModel
+from structlog.testing import capture_logs
 from tenure.executor import Context, Executor, TaskType
 from tenure.executor.config import load_settings
 from tenure.executor.runner import run

@@ -1,5 +1,6 @@
 """Authority is judged by the executor's own clock, from before the request was sent."""
 
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -112,6 +113,14 @@ def test_without_a_clock_that_counts_suspend_the_one_that_ran_further_counts() -
     assert clock() == 60_000_000
     wall.now = -1  # and is set back
     assert clock() == 60_000_000
+
+
+def test_a_platform_without_such_a_clock_is_given_the_shorter_of_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)  # as on macOS
+    assert not counts_suspend()
+    assert isinstance(system_clock(), ShorterOfTwo)
 
 
 def test_the_system_clock_never_runs_back() -> None:
