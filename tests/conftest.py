@@ -22,6 +22,9 @@ from tests.support.isolation import (
 )
 from tests.support.pgbouncer import Pooler, pgbouncer
 
+_DATABASES = frozenset({"database", "module_database", "pooled_database"})
+"""Fixtures with logins of services."""
+
 CHOSEN = pytest.StashKey[tuple[services.Backend, str]]()
 
 
@@ -34,10 +37,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not services.POOLED:
         return
-    direct = [item for item in items if item.get_closest_marker("direct")]
-    if direct:
-        config.hook.pytest_deselected(items=direct)
-        items[:] = [item for item in items if item not in direct]
+    through = [
+        item
+        for item in items
+        if not item.get_closest_marker("direct")
+        and _DATABASES & set(getattr(item, "fixturenames", ()))
+    ]
+    config.hook.pytest_deselected(items=[item for item in items if item not in through])
+    items[:] = through
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

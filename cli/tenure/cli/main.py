@@ -77,7 +77,14 @@ def build_app() -> "App":
     app.command(f"{GROUPS}processes:relay", name="relay", help="Run a relay.")
     app.command(f"{GROUPS}processes:executor", name="executor", help="Run an executor.")
     app.command(f"{GROUPS}migrate:app", name="migrate", help="Bring the database up to date.")
+    app.command(f"{GROUPS}config:app", name="config", help="Check and show settings.")
+    app.command(f"{GROUPS}doctor:doctor", name="doctor", help="Say what is wrong, and what to do.")
     app.command(f"{GROUPS}guard:app", name="guard", help="What guarded databases need.")
+    app.command(
+        f"{GROUPS}completion:install",
+        name="--install-completion",
+        help="Let the shell complete commands and options.",
+    )
     return app
 
 

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 from tenure.cli.exits import UsageError, needs
 from tenure.cli.output import Output, print_json, print_table
-from tenure.cli.settings import Config, given, local_database_url
+from tenure.cli.settings import Config, completed, given
 from tenure.contract.ids import DEFAULT_TENANT, TENANT_PATTERN, TenantId
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _settings(options: Options, database_url: str | None = None) -> "MigrateSett
     Raises SettingsInvalid, SetupError.
     """
     from tenure.coordinator.config import MigrateSettings
-    from tenure.settings.process import load, places_of
+    from tenure.settings.process import load
 
     values = given(
         config=options.config,
@@ -143,9 +143,7 @@ def _settings(options: Options, database_url: str | None = None) -> "MigrateSett
         relay_role=options.relay_role,
         database_url=database_url,
     )
-    if "database_url" not in places_of(MigrateSettings, values):
-        values["database_url"] = local_database_url()
-    return load(MigrateSettings, values)
+    return load(MigrateSettings, completed("migrate", values)[0])
 
 
 def _print_status(found: "Status", output: str) -> None:

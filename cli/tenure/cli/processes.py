@@ -5,21 +5,21 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from tenure.cli.connection import CONNECTION_FILE, read_connection_file, state_directory
 from tenure.cli.exits import SetupError, UsageError, needs
+from tenure.cli.settings import Config, completed, given
 from tenure.contract.errors import TenureError
 
 if TYPE_CHECKING:
     from tenure.executor import Executor
 
 
-def coordinator() -> None:
-    """Run a coordinator until SIGTERM or Ctrl-C; settings come from TENURE_* in the environment.
+def coordinator(*, config: Config = None) -> None:
+    """Run a coordinator until SIGTERM or Ctrl-C; settings come from TENURE_* in the environment or
+    a configuration file.
 
     Any number of them may work over one database.
     """
@@ -27,11 +27,12 @@ def coordinator() -> None:
         from tenure.coordinator.app import run
         from tenure.coordinator.config import load_settings
 
-    asyncio.run(run(load_settings()))
+    asyncio.run(run(load_settings(**given(config=config))))
 
 
-def relay() -> None:
-    """Run a relay until SIGTERM or Ctrl-C; settings come from TENURE_* in the environment.
+def relay(*, config: Config = None) -> None:
+    """Run a relay until SIGTERM or Ctrl-C; settings come from TENURE_* in the environment or a
+    configuration file.
 
     Any number of them may work over one database; they share the work.
     """
@@ -39,7 +40,7 @@ def relay() -> None:
         from tenure.relay.app import run
         from tenure.relay.config import load_settings
 
-    asyncio.run(run(load_settings()))
+    asyncio.run(run(load_settings(**given(config=config))))
 
 
 def executor(
@@ -54,8 +55,10 @@ def executor(
     node: Annotated[
         str | None, Parameter(help="Name of this node. [default: TENURE_NODE or a made-up one]")
     ] = None,
+    config: Config = None,
 ) -> None:
-    """Run an executor until SIGTERM or Ctrl-C; settings come from TENURE_* in the environment.
+    """Run an executor until SIGTERM or Ctrl-C; settings come from TENURE_* in the environment or a
+    configuration file.
 
     Where none of TENURE_URL, TENURE_TOKEN and TENURE_BROKER_URL is set, it joins the local stack
     that runs in the working directory. The first signal drains: nothing new is taken, what runs
@@ -66,35 +69,8 @@ def executor(
         from tenure.executor.runner import run
 
     found = load_application(application)
-    given: dict[str, Any] = {"slots": slots, "node": node}
-    settings = load_settings(
-        **{name: value for name, value in given.items() if value is not None},
-        **local_stack_of_executor(os.environ),
-    )
-    asyncio.run(run(found, settings))
-
-
-def local_stack_of_executor(environment: Mapping[str, str]) -> dict[str, str]:
-    """Addresses and token of the local stack, for an executor that was told none."""
-    told = ("TENURE_URL", "TENURE_TOKEN", "TENURE_BROKER_URL")
-    if any(environment.get(name) or environment.get(f"{name}_FILE") for name in told):
-        return {}
-    file = state_directory(environment=environment) / CONNECTION_FILE
-    if not file.exists():
-        return {}
-    content = read_connection_file(file)
-    try:
-        return {
-            "url": str(content["url"]),
-            "broker_url": str(content["broker_url"]),
-            "token": str(content["tokens"]["executor"]),
-        }
-    except (KeyError, TypeError) as error:
-        raise SetupError(
-            f"{file} lacks what an executor needs.",
-            next_step="Start the stack again with `tenure up`.",
-            code="not_configured",
-        ) from error
+    values, _ = completed("executor", given(slots=slots, node=node, config=config))
+    asyncio.run(run(found, load_settings(**values)))
 
 
 def load_application(path: str) -> "Executor":

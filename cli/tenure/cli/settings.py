@@ -1,27 +1,76 @@
-"""The option that names a configuration file, and settings that a command can do without."""
+"""Settings of each process as commands read them, and the option for a configuration file."""
 
+import os
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
 from tenure.cli.connection import CONNECTION_FILE, read_connection_file, state_directory
-from tenure.cli.exits import SetupError
+from tenure.cli.exits import SetupError, needs
 
 if TYPE_CHECKING:
     from tenure.settings.process import ProcessSettings
 
-SettingsT = TypeVar("SettingsT", bound="ProcessSettings")
+Process = Literal["coordinator", "relay", "executor", "migrate"]
 
 Config = Annotated[
     Path | None,
     Parameter(name="--config", help="Configuration file, TOML. [default: TENURE_CONFIG]"),
 ]
 
+_MODELS: Final[dict[Process, tuple[str, str, str]]] = {
+    "coordinator": ("coordinator", "tenure.coordinator.config", "CoordinatorSettings"),
+    "relay": ("relay", "tenure.relay.config", "RelaySettings"),
+    "executor": ("executor", "tenure.executor.config", "ExecutorSettings"),
+    "migrate": ("coordinator", "tenure.coordinator.config", "MigrateSettings"),
+}
+"""Of each process: the extra it needs, and where its model is."""
+
 
 def given(**values: Any) -> dict[str, Any]:
     """The options that were given: what is None is left to the environment and the file."""
     return {name: value for name, value in values.items() if value is not None}
+
+
+def model_of(process: Process) -> "type[ProcessSettings]":
+    """The model of a process. Raises MissingExtra."""
+    extra, module, name = _MODELS[process]
+    with needs(extra):
+        found: type[ProcessSettings] = getattr(import_module(module), name)
+    return found
+
+
+def read(process: Process, values: dict[str, Any]) -> "tuple[ProcessSettings, dict[str, str]]":
+    """The settings of a process and where each was found; see ``completed``.
+
+    Raises SettingsInvalid, SetupError.
+    """
+    values, places = completed(process, values)
+    from tenure.settings.process import load
+
+    return load(model_of(process), values), places
+
+
+def completed(process: Process, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """``values`` with what the local stack in the state directory knows, where nobody told of
+    servers; and where each setting was found.
+
+    Raises SettingsInvalid, SetupError.
+    """
+    model = model_of(process)  # first: it says which extra is missing
+    from tenure.settings.process import places_of
+
+    places = places_of(model, values)
+    known: dict[str, str] = {}
+    if process == "executor" and not {"url", "token", "broker_url"} & places.keys():
+        known = _local_executor()
+    elif process == "migrate" and "database_url" not in places:
+        known = {"database_url": local_database_url()}
+    file = str(state_directory() / CONNECTION_FILE)
+    return values | known, places | dict.fromkeys(known, file)
 
 
 def local_database_url() -> str:
@@ -36,3 +85,24 @@ def local_database_url() -> str:
         next_step="Set TENURE_DATABASE_URL to the login that owns the schema.",
         code="not_configured",
     )
+
+
+def _local_executor(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Addresses and token of the local stack, for an executor that was told none; empty without a
+    local stack."""
+    file = state_directory(environment=environment) / CONNECTION_FILE
+    if not file.exists():
+        return {}
+    content = read_connection_file(file)
+    try:
+        return {
+            "url": str(content["url"]),
+            "broker_url": str(content["broker_url"]),
+            "token": str(content["tokens"]["executor"]),
+        }
+    except (KeyError, TypeError) as error:
+        raise SetupError(
+            f"{file} lacks what an executor needs.",
+            next_step="Start the stack again with `tenure up`.",
+            code="not_configured",
+        ) from error

@@ -1,9 +1,10 @@
 """Each setting of a process with its value, and where that was found; secrets masked."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tenure.settings.process import ProcessSettings, places_of
+from tenure.settings.process import ProcessSettings
 from tenure.settings.secrets import Secret
 
 DEFAULT: Final = "default"
@@ -18,9 +19,8 @@ class Explained:
     place: str
 
 
-def explain(settings: ProcessSettings, **given: object) -> list[Explained]:
-    """Every setting in the order of the model; ``given`` is what the caller passed to ``load``."""
-    places = places_of(type(settings), dict(given))
+def explain(settings: ProcessSettings, places: Mapping[str, str]) -> list[Explained]:
+    """Every setting in the order of the model; ``places`` as ``places_of`` finds them."""
     return [
         Explained(name, shown(getattr(settings, name)), places.get(name, DEFAULT))
         for name in type(settings).model_fields

@@ -15,7 +15,7 @@ from tenure.settings.addresses import (
     broker_address,
     masked,
 )
-from tenure.settings.errors import SettingsInvalid
+from tenure.settings.errors import SettingsInvalid, SettingsMissing
 from tenure.settings.sources import Source, given_of, sources
 
 SettingsT = TypeVar("SettingsT", bound="ProcessSettings")
@@ -124,10 +124,11 @@ def load(model: type[SettingsT], values: dict[str, Any]) -> SettingsT:
     except SettingsError as error:
         raise SettingsInvalid(f"The settings cannot be used: {error}.") from None
     except ValidationError as error:
-        places = places_of(model, values)
-        raise SettingsInvalid(
-            f"The settings cannot be used: {_faults(error, places)}.",
-            next_step=_NEXT_STEP if _is_missing(error) else "",
+        kinds = {fault["type"] for fault in error.errors()}
+        raised = SettingsMissing if kinds == {"missing"} else SettingsInvalid
+        raise raised(
+            f"The settings cannot be used: {_faults(error, places_of(model, values))}.",
+            next_step=_NEXT_STEP if "missing" in kinds else "",
         ) from None  # the cause would show values
 
 
@@ -152,10 +153,6 @@ _NEXT_STEP = (
 )
 
 
-def _is_missing(error: ValidationError) -> bool:
-    return any(fault["type"] == "missing" for fault in error.errors())
-
-
 def _faults(error: ValidationError, places: dict[str, str]) -> str:
     said = []
     for fault in error.errors(include_url=False, include_input=False, include_context=False):
@@ -167,6 +164,9 @@ def _faults(error: ValidationError, places: dict[str, str]) -> str:
         if fault["type"] == "extra_forbidden":
             near = names.near_variable(names.variable(name))
             message = f"there is no such setting{f', did you mean {near}' if near else ''}"
+        if fault["type"] == "missing":
+            said.append(f"{names.variable(name)} is missing")
+            continue
         place = places.get(name, names.variable(name))
         if place.startswith("given as "):
             place = names.variable(name)

@@ -13,7 +13,7 @@ from tenure.cli.connection import find_connection
 from tenure.cli.exits import Exit, MissingExtra, SetupError, UsageError, exit_code_of, needs
 from tenure.cli.instants import read_instant
 from tenure.cli.main import run
-from tenure.cli.processes import local_stack_of_executor
+from tenure.cli.settings import completed
 from tenure.client.calls import problem
 from tenure.client.errors import ClientError, Refused, Unreachable
 from tenure.client.settings import NotConfigured
@@ -57,6 +57,9 @@ def write_connection(folder: Path, mode: int = 0o600) -> Path:
         (["task", "show", "x"], Exit.SETUP, "error: not_configured:"),
         (["migrate", "status"], Exit.SETUP, "error: not_configured:"),
         (["migrate", "roles"], Exit.USAGE, "error: usage:"),
+        (["config", "show", "relay"], Exit.SETUP, "error: settings_invalid: The settings"),
+        (["config", "show", "nobody"], Exit.USAGE, "error: usage:"),
+        (["coordinator", "--config", "no.toml"], Exit.SETUP, "error: settings_invalid: The conf"),
         (["up", "--slots", "0"], Exit.USAGE, "error: usage: --slots"),
         (["executor", "nothing-here"], Exit.USAGE, "error: usage: 'nothing-here'"),
         (["executor", "nothing_here:app"], Exit.USAGE, "error: usage: there is no module"),
@@ -130,6 +133,10 @@ def test_every_command_can_be_imported_and_explains_itself(
         ["migrate", "verify"],
         ["migrate", "roles"],
         ["guard", "sql"],
+        ["config", "check"],
+        ["config", "show"],
+        ["doctor"],
+        ["--install-completion"],
         ["coordinator"],
         ["relay"],
         ["executor"],
@@ -208,21 +215,28 @@ def test_the_local_stack_is_found_where_the_setting_says(tmp_path: Path) -> None
     assert found.token == "secret"
 
 
-def test_an_executor_that_was_told_nothing_joins_the_local_stack(tmp_path: Path) -> None:
+def test_an_executor_that_was_told_nothing_joins_the_local_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_connection(tmp_path / ".tenure")
     with pytest.raises(SetupError, match="what an executor needs"):
-        local_stack_of_executor({})
+        completed("executor", {})
     found = {"url": "http://127.0.0.1:9", "broker_url": "amqp://x", "tokens": {"executor": "t"}}
     path.write_text(json.dumps(found))
-    assert local_stack_of_executor({}) == {
+    values, places = completed("executor", {"slots": 3})
+    assert values == {
+        "slots": 3,
         "url": "http://127.0.0.1:9",
         "broker_url": "amqp://x",
         "token": "t",
     }
+    assert places["token"] == ".tenure/connection.json"
     for told in ("TENURE_URL", "TENURE_TOKEN_FILE", "TENURE_BROKER_URL"):
-        assert local_stack_of_executor({told: "x"}) == {}
+        with monkeypatch.context() as environment:
+            environment.setenv(told, "x")
+            assert completed("executor", {})[0] == {}
     path.unlink()
-    assert local_stack_of_executor({}) == {}
+    assert completed("executor", {})[0] == {}
 
 
 def test_the_environment_comes_before_the_local_stack(tmp_path: Path) -> None:

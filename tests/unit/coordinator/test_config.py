@@ -97,7 +97,7 @@ def test_a_wrong_setting_is_named_and_its_value_is_not_shown(
 
 def test_a_missing_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TENURE_DATABASE_URL")
-    with pytest.raises(SettingsInvalid, match="TENURE_DATABASE_URL: Field required"):
+    with pytest.raises(SettingsInvalid, match="TENURE_DATABASE_URL is missing"):
         load_settings()
 
 

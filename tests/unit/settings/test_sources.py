@@ -13,7 +13,7 @@ from tenure.relay.config import RelaySettings
 from tenure.settings import names
 from tenure.settings.errors import SettingsInvalid
 from tenure.settings.explain import DEFAULT, explain
-from tenure.settings.process import ProcessSettings, load
+from tenure.settings.process import ProcessSettings, load, places_of
 from tests.support import exported, settings_tables
 from tests.support.settings_tables import MODELS
 
@@ -109,7 +109,8 @@ def test_each_value_says_where_it_was_found_and_secrets_are_masked(
 ) -> None:
     monkeypatch.setenv("TENURE_LOG_LEVEL", "debug")
     settings = executor(config=file, node="n1")
-    found = {one.name: one for one in explain(settings, config=file, node="n1")}
+    places = places_of(ExecutorSettings, {"config": file, "node": "n1"})
+    found = {one.name: one for one in explain(settings, places)}
     assert found["slots"].place == f"{file} [executor] slots"
     assert found["log_level"].place == "TENURE_LOG_LEVEL"
     assert found["token"].place == f"{file} token_file=token"
@@ -201,7 +202,7 @@ def test_a_token_table_of_a_file_is_the_json_of_a_variable(tmp_path: Path) -> No
 
 
 def test_migrations_have_settings_of_their_own(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(SettingsInvalid, match="TENURE_DATABASE_URL: Field required"):
+    with pytest.raises(SettingsInvalid, match="TENURE_DATABASE_URL is missing"):
         load(MigrateSettings, {"config": file})
     (tmp_path / "password").write_text("new\n")
     file.write_text(

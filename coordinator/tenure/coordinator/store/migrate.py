@@ -248,14 +248,19 @@ async def connected(url: str) -> AsyncIterator[asyncpg.Connection]:
     Raises ServerTooOld, DatabaseUnreachable, DatabaseRefused, DatabaseUntrusted.
     """
     async with session(url) as connection:
-        version = connection.get_server_version()
-        if version.major < MINIMUM_SERVER_MAJOR:
-            raise ServerTooOld(
-                f"The server is PostgreSQL {version.major}.{version.minor}; Tenure's state needs"
-                f" {MINIMUM_SERVER_MAJOR} or newer.",
-                next_step="Use a newer server; downstream databases may stay older.",
-            )
+        check_server(connection)
         yield connection
+
+
+def check_server(connection: asyncpg.Connection) -> None:
+    """Raises ServerTooOld."""
+    version = connection.get_server_version()
+    if version.major < MINIMUM_SERVER_MAJOR:
+        raise ServerTooOld(
+            f"The server is PostgreSQL {version.major}.{version.minor}; Tenure's state needs"
+            f" {MINIMUM_SERVER_MAJOR} or newer.",
+            next_step="Use a newer server; downstream databases may stay older.",
+        )
 
 
 async def check_pooler(url: str) -> None:

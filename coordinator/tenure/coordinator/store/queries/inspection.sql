@@ -1,0 +1,54 @@
+-- What `tenure doctor` looks at. Works before the first migration, and for any login.
+
+-- name: session
+-- The login, its limits, and room for more connections.
+select
+    current_user as user_name,
+    r.rolsuper as superuser,
+    r.rolconnlimit as connection_limit,
+    coalesce(
+        (select pg_has_role(n.nspowner, 'usage') from pg_namespace n where n.nspname = 'tenure'),
+        false
+    ) as owner,
+    current_setting('server_version') as server_version,
+    current_setting('max_connections')::integer as max_connections,
+    (
+        select sum(setting::integer)::integer from pg_settings
+        where name in ('superuser_reserved_connections', 'reserved_connections')
+    ) as reserved_connections,
+    (
+        select count(*)::integer from pg_stat_activity where backend_type = 'client backend'
+    ) as open_connections,
+    (
+        select json_object_agg(name, setting)::text from pg_settings
+        where name in (
+            'lock_timeout', 'statement_timeout', 'transaction_timeout',
+            'idle_in_transaction_session_timeout'
+        )
+    ) as limits
+from pg_roles r where r.rolname = current_user
+
+-- name: lacking
+-- Of the functions named in $1 and the tables named in $2 the ones that are there and that this login
+-- may not execute or read.
+select p.proname::text as name
+from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+where n.nspname = 'tenure' and p.proname = any($1::text[])
+    and not has_function_privilege(p.oid, 'execute')
+union all
+select c.relname::text
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where n.nspname = 'tenure' and c.relname = any($2::text[])
+    and not has_table_privilege(c.oid, 'select')
+order by name
+
+-- name: writable
+-- Tables that this login may change without the functions.
+select c.relname::text as name
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where n.nspname = 'tenure' and c.relkind in ('r', 'p')
+    and has_table_privilege(c.oid, 'insert, update, delete, truncate')
+order by name
+
+-- name: clock
+select clock_timestamp() as now
