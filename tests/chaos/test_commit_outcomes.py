@@ -12,7 +12,8 @@ import pytest
 
 from tenure.contract import topology
 from tenure.contract.codes import Code
-from tenure.coordinator.core.model import Outcome, Reject, Take
+from tenure.coordinator.core.commands import Reject, Take
+from tenure.coordinator.core.decisions import Outcome
 from tests.support.authority import Bench, Held, replica
 from tests.support.books import faults, read_log
 from tests.support.isolation import FreshDatabase

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tenure.contract.codec import decode_event
-from tenure.coordinator.core.model import Take
+from tenure.coordinator.core.commands import Take
 from tests.support.authority import Bench, replica
 from tests.support.isolation import FreshDatabase
 

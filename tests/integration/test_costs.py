@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from tenure.contract.ids import AttemptId, FencingToken, IncarnationId, NodeId, TaskId
-from tenure.coordinator.core.model import Deliver, Take
+from tenure.coordinator.core.commands import Deliver, Take
 from tests.support.authority import Bench, Held, replica
 from tests.support.isolation import FreshDatabase
 from tests.support.wire import Traffic, counted

@@ -10,7 +10,7 @@ import pytest
 
 from tenure.contract.ids import CommandId, TaskId
 from tenure.contract.tasks import TaskSubmission
-from tenure.coordinator.core.model import Submit
+from tenure.coordinator.core.commands import Submit
 from tenure.coordinator.identities import Identity, Role
 from tenure.coordinator.intake import BATCH, Intake
 from tenure.coordinator.submission import submission

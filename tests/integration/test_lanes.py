@@ -12,7 +12,9 @@ import pytest
 from tenure.contract.codes import Code
 from tenure.contract.ids import NodeId, TaskId
 from tenure.coordinator import lanes
-from tenure.coordinator.core.model import Accept, Deliver, Outcome, ResourceAmounts, Start
+from tenure.coordinator.core.commands import Accept, Deliver, Start
+from tenure.coordinator.core.decisions import Outcome
+from tenure.coordinator.core.rows import ResourceAmounts
 from tenure.coordinator.errors import Overloaded, Unavailable
 from tests.support import steps
 from tests.support.authority import Bench, replica

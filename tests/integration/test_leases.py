@@ -13,18 +13,18 @@ import pytest
 from tenure.cli.local.postgres import PrivatePostgres
 from tenure.contract.codes import Code
 from tenure.contract.ids import FencingToken, IncarnationId, NodeId, TenantId, generation_of
-from tenure.coordinator.core.model import (
+from tenure.coordinator.core.commands import (
     Accept,
     AttemptCommand,
     ConfirmCancel,
     Deliver,
     Fail,
-    LeasePolicy,
     Reject,
     Renew,
     Start,
     Take,
 )
+from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.store.commit import ItemOutcome
 from tests.support import steps
 from tests.support.authority import Bench, Held, replica

@@ -19,7 +19,7 @@ from tenure.contract.states import (
     AttemptState,
     TaskState,
 )
-from tenure.coordinator.core.model import (
+from tenure.coordinator.core.commands import (
     Accept,
     AttemptCommand,
     ConfirmCancel,

@@ -10,7 +10,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from tenure.coordinator.core.model import Reject, Renew
+from tenure.coordinator.core.commands import Reject, Renew
 from tenure.coordinator.intake import Intake
 from tenure.coordinator.reconciler import Reconciler
 from tenure.coordinator.sweeper import Sweeper

@@ -11,7 +11,8 @@ import pytest
 
 from tenure.cli.local.postgres import PrivatePostgres
 from tenure.contract.codes import Code
-from tenure.coordinator.core.model import Outcome, Take
+from tenure.coordinator.core.commands import Take
+from tenure.coordinator.core.decisions import Outcome
 from tests.support.authority import Bench, Held, replica
 from tests.support.isolation import DatabaseServer, FreshDatabase
 

@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tenure.coordinator.core.model import Take
+from tenure.coordinator.core.commands import Take
 from tests.support import steps
 from tests.support.authority import Bench, Held, replica
 from tests.support.isolation import FreshDatabase

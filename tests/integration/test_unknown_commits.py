@@ -15,18 +15,18 @@ import pytest
 
 from tenure.contract.ids import CommandId, NodeId
 from tenure.contract.states import NodeState
-from tenure.coordinator.core.model import (
+from tenure.coordinator.core.commands import (
     Accept,
     ChangeNode,
     ConfirmCancel,
     Deliver,
     Fail,
-    Outcome,
     Reject,
     Renew,
     Start,
     Take,
 )
+from tenure.coordinator.core.decisions import Outcome
 from tests.support import steps
 from tests.support.authority import TENANT, Bench, replica
 from tests.support.isolation import FreshDatabase

@@ -18,7 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tenure.coordinator.core.model import Accepted, Answered, AnyCommand, Decision, Refused
+from tenure.coordinator.core.commands import AnyCommand
+from tenure.coordinator.core.decisions import Accepted, Answered, Decision, Refused
 from tenure.coordinator.store.commit import ItemOutcome
 from tenure.coordinator.store.postgres import open_pool
 from tests.support import steps

@@ -14,14 +14,9 @@ import asyncpg
 
 from tenure.contract.ids import CommandId, IncarnationId, NodeId, TaskId, TenantId
 from tenure.contract.states import NodeState
-from tenure.coordinator.core.model import (
-    AnyCommand,
-    ChangeNode,
-    Deliver,
-    LeasePolicy,
-    ResourceAmounts,
-    Take,
-)
+from tenure.coordinator.core.commands import AnyCommand, ChangeNode, Deliver, Take
+from tenure.coordinator.core.rows import ResourceAmounts
+from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.store.commit import ItemOutcome
 from tests.support import steps
 from tests.support.authority import TENANT, Bench

@@ -26,22 +26,22 @@ from tenure.contract.ids import (
 from tenure.contract.states import Effects
 from tenure.contract.topology import DEFAULT_PREFIX, node_queue
 from tenure.coordinator.authority import Authority
-from tenure.coordinator.core.model import (
+from tenure.coordinator.core.commands import (
     AttemptCommand,
     Cancel,
     ConfirmCancel,
     Deliver,
     Expire,
     Fail,
-    LeasePolicy,
-    Outcome,
     Register,
     Renew,
-    ResourceAmounts,
     Submit,
     Take,
     TaskTypeDeclared,
 )
+from tenure.coordinator.core.decisions import Outcome
+from tenure.coordinator.core.rows import ResourceAmounts
+from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.scheduler import Scheduler
 from tenure.coordinator.store.postgres import open_pool
 from tests.support.isolation import FreshDatabase

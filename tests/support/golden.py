@@ -19,7 +19,7 @@ from tenure.contract.ids import (
     fencing_token,
 )
 from tenure.contract.states import AttemptState, EntityType, NodeState, TaskState
-from tenure.coordinator.core.model import Happened
+from tenure.coordinator.core.decisions import Happened
 from tenure.coordinator.store.commit import encode
 
 _RECORDED_AT = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)

@@ -6,7 +6,7 @@ from uuid import uuid4
 from tenure.contract.codes import Reason
 from tenure.contract.ids import CommandId, IncarnationId, NodeId
 from tenure.contract.states import Effects, NodeState
-from tenure.coordinator.core.model import ChangeNode, ConfirmCancel, Fail, Reject
+from tenure.coordinator.core.commands import ChangeNode, ConfirmCancel, Fail, Reject
 from tests.support.authority import TENANT, Bench
 
 

@@ -15,15 +15,16 @@ from tenure.contract.ids import (
     fencing_token,
 )
 from tenure.contract.states import AttemptState, Effects, NodeState, TaskState
-from tenure.coordinator.core import model
+from tenure.coordinator.core import commands, rows
+from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot
 
 NOW = 1_000_000_000
 SECOND = 1_000_000
 TENANT = TenantId("default")
-POLICY = model.LeasePolicy()
-MINTED = model.Minted((EventId("event-1"), EventId("event-2")), 0.5)
+POLICY = LeasePolicy()
+MINTED = Minted((EventId("event-1"), EventId("event-2")), 0.5)
 
-TASK = model.TaskRow(
+TASK = rows.TaskRow(
     task_id=TaskId("task"),
     tenant=TENANT,
     type="sha256",
@@ -37,11 +38,11 @@ TASK = model.TaskRow(
     deadline=None,
     effects=Effects.IDEMPOTENT,
     max_attempts=3,
-    resources=model.ResourceAmounts(cpu_millis=100, memory_bytes=100),
+    resources=rows.ResourceAmounts(cpu_millis=100, memory_bytes=100),
     cancel_requested_at=None,
     decided_at=NOW - SECOND,
 )
-ATTEMPT = model.AttemptRow(
+ATTEMPT = rows.AttemptRow(
     attempt_id=AttemptId("attempt"),
     task_id=TaskId("task"),
     tenant=TENANT,
@@ -57,7 +58,7 @@ ATTEMPT = model.AttemptRow(
     expires_at=NOW + 10 * SECOND,
     decided_at=NOW - SECOND,
 )
-NODE = model.IncarnationRow(
+NODE = rows.IncarnationRow(
     incarnation=IncarnationId("incarnation"),
     tenant=TENANT,
     node_id=NodeId("node"),
@@ -86,12 +87,12 @@ ABOUT_ATTEMPT: dict[str, Any] = COMMON | {
     "attempt_id": ATTEMPT.attempt_id,
     "fencing_token": ATTEMPT.fencing_token,
 }
-CANCEL = model.Cancel(**COMMON, task_id=TASK.task_id)
-EXPIRE = model.Expire(**COMMON, task_id=TASK.task_id)
-DELIVER = model.Deliver(**ABOUT_ATTEMPT, output_text="1", content_digest=b"1")
-FAIL = model.Fail(**ABOUT_ATTEMPT, reason="handler_failed", message="why", retryable=True)
-REJECT = model.Reject(**ABOUT_ATTEMPT, reason="unknown_type", message="why")
-ALLOCATE = model.Allocate(
+CANCEL = commands.Cancel(**COMMON, task_id=TASK.task_id)
+EXPIRE = commands.Expire(**COMMON, task_id=TASK.task_id)
+DELIVER = commands.Deliver(**ABOUT_ATTEMPT, output_text="1", content_digest=b"1")
+FAIL = commands.Fail(**ABOUT_ATTEMPT, reason="handler_failed", message="why", retryable=True)
+REJECT = commands.Reject(**ABOUT_ATTEMPT, reason="unknown_type", message="why")
+ALLOCATE = commands.Allocate(
     **COMMON,
     task_id=TASK.task_id,
     incarnation=NODE.incarnation,
@@ -100,9 +101,7 @@ ALLOCATE = model.Allocate(
 )
 
 
-def with_attempt(
-    state: AttemptState, *, task: model.TaskRow = TASK, **changes: Any
-) -> model.Snapshot:
+def with_attempt(state: AttemptState, *, task: rows.TaskRow = TASK, **changes: Any) -> Snapshot:
     """A task and its latest attempt in ``state``, the task's row as it is then."""
     attempt = replace(ATTEMPT, state=state, **changes)
     match state:
@@ -112,10 +111,10 @@ def with_attempt(
             task = replace(task, state=TaskState.DELIVERED)
         case _:
             task = replace(task, current_attempt_id=None)
-    return model.Snapshot(epoch=1, task=task, attempt=attempt)
+    return Snapshot(epoch=1, task=task, attempt=attempt)
 
 
-def waiting(**changes: Any) -> model.Snapshot:
+def waiting(**changes: Any) -> Snapshot:
     """A task that nobody has, and a node."""
     task = replace(TASK, current_attempt_id=None, **changes)
-    return model.Snapshot(epoch=1, task=task, incarnation=NODE)
+    return Snapshot(epoch=1, task=task, incarnation=NODE)

@@ -14,23 +14,20 @@ import asyncpg
 from uuid_utils.compat import uuid7
 
 from tenure.contract.ids import AttemptId, CommandId, EventId, IncarnationId, LeaseId, TaskId
-from tenure.coordinator.core.decide import EVENTS_PER_COMMAND, decide
-from tenure.coordinator.core.model import (
-    Accepted,
+from tenure.coordinator.core.commands import (
     Allocate,
     AnyCommand,
     Cancel,
     ChangeNode,
-    Decision,
     Expire,
-    LeasePolicy,
-    Minted,
     RefuseIntake,
     Register,
-    Snapshot,
     Submit,
     TakeIn,
 )
+from tenure.coordinator.core.decide import EVENTS_PER_COMMAND, decide
+from tenure.coordinator.core.decisions import Accepted, Decision
+from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot
 from tenure.coordinator.store import commit as store
 from tenure.coordinator.store.commit import Committed, ItemOutcome
 from tenure.coordinator.store.load import (

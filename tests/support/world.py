@@ -25,24 +25,26 @@ from tenure.contract.ids import (
     TenantId,
 )
 from tenure.contract.states import Effects, NodeState
-from tenure.coordinator.core import model
+from tenure.coordinator.core import commands
+from tenure.coordinator.core.commands import AnyCommand
 from tenure.coordinator.core.decide import EVENTS_PER_COMMAND
-from tenure.coordinator.core.model import AnyCommand, Minted, ResourceAmounts
+from tenure.coordinator.core.rows import ResourceAmounts
+from tenure.coordinator.core.snapshot import Minted
 
 TYPE = "sha256"
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:[+-]\d\d|Z)")
 _MICROSECONDS = re.compile(r'(expires_at"*[:=])\d+')
 
-REPORTS: dict[str, type[model.AttemptCommand]] = {
-    "accept": model.Accept,
-    "start": model.Start,
-    "take": model.Take,
-    "deliver": model.Deliver,
-    "fail": model.Fail,
-    "reject": model.Reject,
-    "confirm": model.ConfirmCancel,
-    "renew": model.Renew,
+REPORTS: dict[str, type[commands.AttemptCommand]] = {
+    "accept": commands.Accept,
+    "start": commands.Start,
+    "take": commands.Take,
+    "deliver": commands.Deliver,
+    "fail": commands.Fail,
+    "reject": commands.Reject,
+    "confirm": commands.ConfirmCancel,
+    "renew": commands.Renew,
 }
 
 
@@ -93,21 +95,21 @@ class World:
             case "submit":
                 # Minted with every request, also with one that comes again.
                 task_id = TaskId(self.id(f"task {op.task}" if op.first else f"task of {name}"))
-                return model.Submit(
+                return commands.Submit(
                     **common, task_id=task_id, type=TYPE, input_text="{}", priority=0,
                     not_before=None, deadline=None,
                     resources=ResourceAmounts(cpu_millis=400, memory_bytes=op.content),
                 )  # fmt: skip
             case "cancel":
-                return model.Cancel(**common, task_id=task_id)
+                return commands.Cancel(**common, task_id=task_id)
             case "expire":
-                return model.Expire(**unstored, task_id=task_id)
+                return commands.Expire(**unstored, task_id=task_id)
             case "allocate":
                 incarnation = await self._current(node_id)
                 attempt_id = AttemptId(self.id(f"attempt {name}"))
                 if incarnation is None:
                     return None
-                return model.Allocate(
+                return commands.Allocate(
                     **unstored, task_id=task_id, incarnation=incarnation, attempt_id=attempt_id,
                     lease_id=LeaseId(self.id(f"lease {name}")),
                 )  # fmt: skip
@@ -118,7 +120,7 @@ class World:
                 state = NodeState.DRAINING if op.kind == "drain" else NodeState.GONE
                 if incarnation is None:
                     return None
-                return model.ChangeNode(
+                return commands.ChangeNode(
                     **common, node_id=node_id, incarnation=incarnation, next_state=state
                 )
             case _:
@@ -132,8 +134,8 @@ class World:
         )
         named = sorted((f"end of {self._names[row['task_id']]}", row["task_id"]) for row in rows)
         return [
-            (name, model.Cancel(CommandId(self.id(name)), b"", self.tenant, "end", TaskId(task_id)))
-            for name, task_id in named
+            (name, commands.Cancel(CommandId(self.id(name)), b"", self.tenant, "end", TaskId(id_)))
+            for name, id_ in named
         ]
 
     async def expiries(self) -> list[tuple[str, AnyCommand]]:
@@ -144,15 +146,17 @@ class World:
         )
         named = sorted((f"loss of {self._names[row['task_id']]}", row["task_id"]) for row in rows)
         return [
-            (name, model.Expire(CommandId(self.id(name)), b"", self.tenant, "end", TaskId(task_id)))
-            for name, task_id in named
+            (name, commands.Expire(CommandId(self.id(name)), b"", self.tenant, "end", TaskId(id_)))
+            for name, id_ in named
         ]
 
     def _registration(
         self, common: dict[str, Any], node_id: NodeId, incarnation: IncarnationId, op: Op
-    ) -> model.Register:
-        declared = model.TaskTypeDeclared(TYPE, Effects.UNGUARDED, 2, ResourceAmounts(), None, None)
-        return model.Register(
+    ) -> commands.Register:
+        declared = commands.TaskTypeDeclared(
+            TYPE, Effects.UNGUARDED, 2, ResourceAmounts(), None, None
+        )
+        return commands.Register(
             **common, node_id=node_id, incarnation=incarnation, queue="q", software="s",
             protocol_version=1, slots=3 - op.node, cpu_millis=None if op.node else 1000,
             memory_bytes=op.content + 2, task_types=(declared,),

@@ -8,16 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tenure.contract.ids import IncarnationId
-from tenure.coordinator.core.model import (
+from tenure.coordinator.core.commands import (
     AttemptCommand,
     Cancel,
     ChangeNode,
-    Happened,
-    Outcome,
     Register,
     Renew,
     Submit,
 )
+from tenure.coordinator.core.decisions import Happened, Outcome
 
 
 class Admission(Protocol):

@@ -8,24 +8,21 @@ from typing import Any, Final, cast
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoints
 from tenure.contract.ids import IncarnationId
 from tenure.contract.topology import DEFAULT_PREFIX
-from tenure.coordinator.core.model import (
-    Accepted,
+from tenure.coordinator.core.commands import (
     Allocate,
     AnyCommand,
     AttemptCommand,
     Cancel,
     ChangeNode,
     Expire,
-    Happened,
-    LeasePolicy,
-    Outcome,
     RefuseIntake,
     Register,
     Renew,
-    Snapshot,
     Submit,
     TakeIn,
 )
+from tenure.coordinator.core.decisions import Accepted, Happened, Outcome
+from tenure.coordinator.core.snapshot import LeasePolicy, Snapshot
 from tenure.coordinator.lanes import Lane, Observer
 from tenure.coordinator.store.commit import Committed, commit
 from tenure.coordinator.store.load import (

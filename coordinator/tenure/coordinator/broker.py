@@ -34,7 +34,7 @@ from tenure.contract.topology import (
     events_exchange,
     node_queue_arguments,
 )
-from tenure.coordinator.core.model import Happened
+from tenure.coordinator.core.decisions import Happened
 from tenure.coordinator.errors import (
     BrokerError,
     BrokerRefused,

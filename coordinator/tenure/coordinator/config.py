@@ -8,7 +8,7 @@ from pydantic import ValidationError as InvalidTokens
 from tenure.contract.ids import TENANT_PATTERN, TenantId
 from tenure.contract.tasks import DEFAULT_PAYLOAD_LIMIT_BYTES
 from tenure.contract.topology import DEFAULT_PREFIX
-from tenure.coordinator.core.model import LeasePolicy
+from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.identities import CurrentIdentities, Identities, Identity, Role
 from tenure.coordinator.store.roles import Roles
 from tenure.settings.addresses import DatabaseUrl, ListenAddress, host_and_port

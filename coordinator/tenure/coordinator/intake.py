@@ -22,7 +22,7 @@ from tenure.contract.ids import CommandId
 from tenure.contract.reports import Resources
 from tenure.contract.tasks import TaskSubmission
 from tenure.coordinator.authority import Authority
-from tenure.coordinator.core.model import RefuseIntake, TakeIn
+from tenure.coordinator.core.commands import RefuseIntake, TakeIn
 from tenure.coordinator.errors import Retryable
 from tenure.coordinator.identities import Identity, Role
 from tenure.coordinator.store import named_queries

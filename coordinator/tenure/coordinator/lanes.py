@@ -19,22 +19,10 @@ import structlog
 from tenure.contract.codes import Code
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoint, FaultPoints
 from tenure.contract.ids import EventId, IncarnationId
+from tenure.coordinator.core.commands import AnyCommand, ChangeNode, Register, Submit
 from tenure.coordinator.core.decide import EVENTS_PER_COMMAND, decide
-from tenure.coordinator.core.model import (
-    Accepted,
-    Answered,
-    AnyCommand,
-    ChangeNode,
-    Happened,
-    LeasePolicy,
-    Minted,
-    Outcome,
-    Refused,
-    Register,
-    Reply,
-    Snapshot,
-    Submit,
-)
+from tenure.coordinator.core.decisions import Accepted, Answered, Happened, Outcome, Refused, Reply
+from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot
 from tenure.coordinator.errors import Overloaded, Unavailable
 from tenure.coordinator.store.commit import MAX_ITEMS, Committed, ItemOutcome
 from tenure.coordinator.store.load import Loaded

@@ -14,8 +14,11 @@ from uuid_utils.compat import uuid7
 
 from tenure.contract.ids import AttemptId, CommandId, LeaseId
 from tenure.coordinator.authority import Authority
-from tenure.coordinator.core.model import Allocate, Happened, IncarnationRow, Snapshot, TaskRow
+from tenure.coordinator.core.commands import Allocate
+from tenure.coordinator.core.decisions import Happened
 from tenure.coordinator.core.ranking import plan, rooms
+from tenure.coordinator.core.rows import IncarnationRow, TaskRow
+from tenure.coordinator.core.snapshot import Snapshot
 from tenure.coordinator.errors import Retryable
 from tenure.coordinator.store import named_queries
 from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError

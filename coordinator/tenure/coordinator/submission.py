@@ -15,7 +15,7 @@ from tenure.contract.codec import canonical_text, check_value, encode_json
 from tenure.contract.ids import CommandId, TaskId, TenantId
 from tenure.contract.reports import Resources
 from tenure.contract.tasks import TaskSubmission
-from tenure.coordinator.core import model
+from tenure.coordinator.core import commands, rows
 from tenure.coordinator.errors import InvalidRequest
 from tenure.coordinator.identities import Identity
 
@@ -32,7 +32,7 @@ def submission(
     key: str | None,
     identity: Identity,
     payload_limit_bytes: int,
-) -> model.Submit:
+) -> commands.Submit:
     """The command of a submission. ``fallback_id`` serves where there is no ``key``.
 
     Raises InvalidPayload for an input that cannot be stored, InvalidRequest for an instant too far
@@ -51,7 +51,7 @@ def submission(
         "deadline": deadline,
         "resources": request.resources.model_dump() if request.resources else None,
     }
-    return model.Submit(
+    return commands.Submit(
         command_id=fallback_id if key is None else derived_id(identity.tenant, "submit", key),
         fingerprint=fingerprint(meant),
         tenant=identity.tenant,
@@ -91,8 +91,8 @@ def _instant(value: datetime | None, field: str) -> int | None:
     return (value - _EPOCH) // _MICROSECOND
 
 
-def amounts(resources: Resources) -> model.ResourceAmounts:
+def amounts(resources: Resources) -> rows.ResourceAmounts:
     """Resources as the core has them."""
-    return model.ResourceAmounts(
+    return rows.ResourceAmounts(
         cpu_millis=resources.cpu_millis, memory_bytes=resources.memory_bytes
     )

@@ -15,7 +15,7 @@ import structlog
 from tenure.contract.ids import CommandId, IncarnationId, NodeId, TaskId, TenantId
 from tenure.contract.states import NodeState
 from tenure.coordinator.authority import Authority
-from tenure.coordinator.core.model import ChangeNode, Expire
+from tenure.coordinator.core.commands import ChangeNode, Expire
 from tenure.coordinator.errors import Retryable
 from tenure.coordinator.store import named_queries
 from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError

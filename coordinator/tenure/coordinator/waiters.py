@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from tenure.contract.states import TERMINAL_TASK_STATES, EntityType, TaskState
-from tenure.coordinator.core.model import Happened
+from tenure.coordinator.core.decisions import Happened
 from tenure.coordinator.errors import Overloaded, Unavailable
 from tenure.coordinator.store.postgres import PostgresError
 from tenure.coordinator.store.reads import Ended

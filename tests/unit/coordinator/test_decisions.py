@@ -16,18 +16,18 @@ from tenure.contract.states import (
     NodeState,
     TaskState,
 )
-from tenure.coordinator.core import model
+from tenure.coordinator.core import commands, decisions
+from tenure.coordinator.core.commands import AnyCommand
 from tenure.coordinator.core.decide import decide
-from tenure.coordinator.core.model import (
+from tenure.coordinator.core.decisions import (
     Accepted,
     Answered,
-    AnyCommand,
     AttemptChanged,
     Decision,
     Refused,
-    Snapshot,
     TaskChanged,
 )
+from tenure.coordinator.core.snapshot import Snapshot, StoredCommand
 from tests.support.rows import (
     ABOUT_ATTEMPT,
     ALLOCATE,
@@ -50,17 +50,17 @@ from tests.support.rows import (
 
 S, A, R = AttemptState.SUBMITTED, AttemptState.ACCEPTED, AttemptState.RUNNING
 MOVES: dict[str, tuple[AnyCommand, dict[AttemptState, tuple[AttemptState, ...]]]] = {
-    "accept": (model.Accept(**ABOUT_ATTEMPT), {S: (A,)}),
-    "start": (model.Start(**ABOUT_ATTEMPT), {A: (R,)}),
-    "take": (model.Take(**ABOUT_ATTEMPT), {S: (A, R), A: (R,)}),
+    "accept": (commands.Accept(**ABOUT_ATTEMPT), {S: (A,)}),
+    "start": (commands.Start(**ABOUT_ATTEMPT), {A: (R,)}),
+    "take": (commands.Take(**ABOUT_ATTEMPT), {S: (A, R), A: (R,)}),
     "deliver": (DELIVER, {R: (AttemptState.DELIVERED,)}),
     "fail": (FAIL, dict.fromkeys((A, R), (AttemptState.FAILED,))),
     "reject": (REJECT, {S: (AttemptState.REJECTED,)}),
     "confirm": (
-        model.ConfirmCancel(**ABOUT_ATTEMPT),
+        commands.ConfirmCancel(**ABOUT_ATTEMPT),
         dict.fromkeys((A, R), (AttemptState.CANCELLED,)),
     ),
-    "renew": (model.Renew(**ABOUT_ATTEMPT), {A: (), R: ()}),
+    "renew": (commands.Renew(**ABOUT_ATTEMPT), {A: (), R: ()}),
     "cancel": (CANCEL, {S: (AttemptState.CANCELLED,)}),
     "cancel, asked": (CANCEL, {S: (AttemptState.CANCELLED,), A: (), R: ()}),
     "expire": (
@@ -116,7 +116,7 @@ def test_a_command_moves_an_attempt_as_the_table_says(name: str, state: AttemptS
     task = replace(TASK, cancel_requested_at=NOW - SECOND if asked else None)
     expires_at = NOW - 1 if name == "expire" else NOW + 1
     snapshot = with_attempt(state, task=task, expires_at=expires_at)
-    if isinstance(command, model.Cancel | model.Expire) and not is_current(snapshot):
+    if isinstance(command, commands.Cancel | commands.Expire) and not is_current(snapshot):
         snapshot = replace(snapshot, attempt=None)  # which presents none, so none is loaded
     decision = decided(command, snapshot)
     path = [state, *moves.get(state, ())]
@@ -205,15 +205,15 @@ def test_the_versions_of_the_rows_that_were_read_are_guards(name: str) -> None:
 # Repetition -----------------------------------------------------------------------------------
 
 
-def stored(**changes: Any) -> model.StoredCommand:
+def stored(**changes: Any) -> StoredCommand:
     command: dict[str, Any] = {
         "command_id": COMMON["command_id"],
         "tenant": COMMON["tenant"],
         "fingerprint": COMMON["fingerprint"],
-        "reply": model.Reply("applied", receipt_id="first"),
+        "reply": decisions.Reply("applied", receipt_id="first"),
         "at": NOW - 9 * SECOND,
     }
-    return model.StoredCommand(**(command | changes))
+    return StoredCommand(**(command | changes))
 
 
 @pytest.mark.parametrize("name", MOVES)
@@ -364,12 +364,12 @@ def test_a_task_that_nobody_has_expires_at_its_deadline(
 def test_an_allocation_grants_the_next_generation_and_relies_on_all_that_it_read() -> None:
     decision = accepted(ALLOCATE, waiting())
     created, change = decision.writes
-    assert isinstance(created, model.AttemptCreated)
+    assert isinstance(created, decisions.AttemptCreated)
     assert isinstance(change, TaskChanged)
     assert created.fencing_token == 2**32 + TASK.generation + 1
     assert created.ordinal == change.generation == TASK.generation + 1
     assert change.current_attempt_id == created.attempt_id == ALLOCATE.attempt_id
-    assert decision.reads == model.Reads(
+    assert decision.reads == decisions.Reads(
         epoch=1,
         task_id=TASK.task_id,
         task_version=TASK.version,
@@ -437,7 +437,7 @@ def test_a_task_that_somebody_has_is_not_given_again() -> None:
 @pytest.mark.parametrize("deadline", [None, NOW + 5 * SECOND, NOW + 20 * SECOND, NOW + 60 * SECOND])
 def test_a_renewal_says_no_more_than_the_commit_will_grant(deadline: int | None) -> None:
     task = replace(TASK, deadline=deadline)
-    decision = accepted(model.Renew(**ABOUT_ATTEMPT), with_attempt(R, task=task))
+    decision = accepted(commands.Renew(**ABOUT_ATTEMPT), with_attempt(R, task=task))
     expected = NOW + ATTEMPT.lease_microseconds
     if deadline is not None:
         expected = max(ATTEMPT.expires_at, min(expected, deadline))

@@ -9,9 +9,11 @@ import pytest
 
 from tenure.contract.ids import IncarnationId, NodeId
 from tenure.contract.states import AttemptState, NodeState, TaskState
-from tenure.coordinator.core import model
+from tenure.coordinator.core import commands, decisions
+from tenure.coordinator.core.commands import AnyCommand
 from tenure.coordinator.core.decide import decide
-from tenure.coordinator.core.model import Accepted, AnyCommand, Snapshot
+from tenure.coordinator.core.decisions import Accepted
+from tenure.coordinator.core.snapshot import Snapshot
 from tests.support.rows import (
     ABOUT_ATTEMPT,
     ALLOCATE,
@@ -55,7 +57,7 @@ def watched(row: Row, seen: set[str]) -> Row:
     return copy
 
 
-REGISTER = model.Register(
+REGISTER = commands.Register(
     **COMMON,
     node_id=NODE.node_id,
     incarnation=IncarnationId("another"),
@@ -67,7 +69,7 @@ REGISTER = model.Register(
     memory_bytes=None,
     task_types=(),
 )
-DRAIN = model.ChangeNode(
+DRAIN = commands.ChangeNode(
     **COMMON, node_id=NODE.node_id, incarnation=NODE.incarnation, next_state=NodeState.DRAINING
 )
 
@@ -81,9 +83,9 @@ def situations() -> Iterator[tuple[AnyCommand, Snapshot]]:
     asked = with_attempt(AttemptState.RUNNING, task=replace(TASK, cancel_requested_at=NOW))
     over = with_attempt(AttemptState.RUNNING, expires_at=NOW - SECOND)
     late = replace(TASK, deadline=NOW)
-    yield model.Accept(**ABOUT_ATTEMPT), submitted
-    yield model.Start(**ABOUT_ATTEMPT), accepted
-    yield model.Take(**ABOUT_ATTEMPT), submitted
+    yield commands.Accept(**ABOUT_ATTEMPT), submitted
+    yield commands.Start(**ABOUT_ATTEMPT), accepted
+    yield commands.Take(**ABOUT_ATTEMPT), submitted
     yield DELIVER, running
     yield DELIVER, over
     for state in (AttemptState.DELIVERED, AttemptState.EXPIRED, AttemptState.FAILED):
@@ -91,8 +93,8 @@ def situations() -> Iterator[tuple[AnyCommand, Snapshot]]:
     yield FAIL, running
     yield replace(FAIL, retryable=False), running
     yield REJECT, submitted
-    yield model.ConfirmCancel(**ABOUT_ATTEMPT), asked
-    yield model.Renew(**ABOUT_ATTEMPT), running
+    yield commands.ConfirmCancel(**ABOUT_ATTEMPT), asked
+    yield commands.Renew(**ABOUT_ATTEMPT), running
     yield CANCEL, submitted
     yield CANCEL, running
     yield CANCEL, waiting(state=TaskState.HELD)
@@ -134,15 +136,15 @@ def test_a_decision_looks_at_nothing_that_its_guards_do_not_cover(
     if "last_seen_at" in seen["incarnation"]:
         assert reads.seen_within == POLICY.node_silence_microseconds
     if seen["incarnation"] & COUNTERS:
-        assert any(isinstance(write, model.AttemptCreated) for write in decision.writes)
+        assert any(isinstance(write, decisions.AttemptCreated) for write in decision.writes)
     if seen["previous_incarnation"]:
         assert (reads.incarnation, reads.incarnation_version) == (NODE.incarnation, NODE.version)
-    if isinstance(command, model.Register | model.ChangeNode):
+    if isinstance(command, commands.Register | commands.ChangeNode):
         assert reads.node_id == NodeId("node")
-    if isinstance(command, model.Allocate):
+    if isinstance(command, commands.Allocate):
         assert reads.not_before_passed
         assert reads.deadline_open
-    if isinstance(command, model.Expire):
+    if isinstance(command, commands.Expire):
         assert reads.deadline_passed or reads.deadline_open
 
 

@@ -8,7 +8,9 @@ import pytest
 
 from tenure.contract.states import TaskState
 from tenure.coordinator import lanes
-from tenure.coordinator.core.model import Accepted, AnyCommand, LeasePolicy, Outcome
+from tenure.coordinator.core.commands import AnyCommand
+from tenure.coordinator.core.decisions import Accepted, Outcome
+from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.store.commit import Committed
 from tenure.coordinator.store.load import Loaded
 from tests.support.rows import CANCEL, NOW, waiting

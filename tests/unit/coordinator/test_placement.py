@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from tenure.contract.ids import IncarnationId, TaskId, TenantId
 from tenure.coordinator.core.filters import Exclusion, exclusion
-from tenure.coordinator.core.model import IncarnationRow, LeasePolicy, ResourceAmounts, TaskRow
 from tenure.coordinator.core.ranking import Room, plan, rooms
 from tenure.coordinator.core.retry import retry_delay
+from tenure.coordinator.core.rows import IncarnationRow, ResourceAmounts, TaskRow
+from tenure.coordinator.core.snapshot import LeasePolicy
 from tests.support.rows import NODE, TASK, TENANT
 
 WAITING = replace(TASK, current_attempt_id=None)

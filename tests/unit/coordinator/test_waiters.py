@@ -8,7 +8,7 @@ import pytest
 
 from tenure.contract.ids import EventId, TenantId
 from tenure.contract.states import EntityType
-from tenure.coordinator.core.model import Happened
+from tenure.coordinator.core.decisions import Happened
 from tenure.coordinator.errors import Overloaded, Unavailable
 from tenure.coordinator.store.reads import Ended
 from tenure.coordinator.waiters import Waiters

@@ -19,7 +19,7 @@ from tenure.contract.reports import Deliver, Fail, Registration, TaskTypeDeclara
 from tenure.contract.states import AttemptState, TaskState
 from tenure.contract.tasks import TaskSubmission
 from tenure.coordinator.api import wire
-from tenure.coordinator.core import model
+from tenure.coordinator.core import commands, decisions
 from tenure.coordinator.identities import Identity, Role
 from tenure.coordinator.submission import derived_id
 from tenure.coordinator.submission import submission as make
@@ -30,7 +30,7 @@ UUID = "0198c0de-0000-7000-8000-000000000000"
 NOW = 1_800_000_000_000_000
 
 
-def submission(key: str | None = "k", identity: Identity = SHOP, **values: Any) -> model.Submit:
+def submission(key: str | None = "k", identity: Identity = SHOP, **values: Any) -> commands.Submit:
     return make(
         TaskSubmission.model_validate({"type": "a"} | values),
         task_id=TaskId(UUID),
@@ -91,7 +91,7 @@ def test_an_input_over_the_limit_is_refused_by_its_stored_size() -> None:
     assert caught.value.code == Code.PAYLOAD_TOO_LARGE
 
 
-def report(request: Any, node: str = "n", incarnation: str = UUID) -> model.AttemptCommand:
+def report(request: Any, node: str = "n", incarnation: str = UUID) -> commands.AttemptCommand:
     return wire.report(
         request,
         node_id=NodeId(node),
@@ -127,8 +127,8 @@ def test_a_report_is_known_by_its_id_and_all_its_content() -> None:
 
 def test_equal_outputs_have_one_digest() -> None:
     first, second = (report(Deliver(**about(output={"a": [1, None]}))) for _ in range(2))
-    assert isinstance(first, model.Deliver)
-    assert isinstance(second, model.Deliver)
+    assert isinstance(first, commands.Deliver)
+    assert isinstance(second, commands.Deliver)
     assert first.content_digest == second.content_digest
     assert first.output_text == '{"a":[1,null]}'
 
@@ -146,18 +146,20 @@ def test_a_type_declared_twice_is_refused() -> None:
         wire.registration(request, queue="q", identity=FLEET, schema_limit_bytes=100)
 
 
-def outcome(**values: Any) -> model.Outcome:
-    return model.Outcome(NOW, NOW - 1_000_000, **values)
+def outcome(**values: Any) -> decisions.Outcome:
+    return decisions.Outcome(NOW, NOW - 1_000_000, **values)
 
 
 @pytest.mark.requirement("LEASE-09")
 def test_what_remains_is_counted_at_the_moment_of_the_answer() -> None:
-    reply = model.Reply("applied", attempt_state=AttemptState.RUNNING, expires_at=NOW + 2_500_000)
+    reply = decisions.Reply(
+        "applied", attempt_state=AttemptState.RUNNING, expires_at=NOW + 2_500_000
+    )
     answer = wire.report_reply(UUID, outcome(reply=reply, replayed=True, input_text='{"a":null}'))
     assert answer.remaining_seconds == 2.5
     assert answer.expires_at == wire.moment(NOW) + timedelta(seconds=2.5)
     assert answer.input == {"a": None}
-    over = wire.report_reply(UUID, outcome(reply=model.Reply("applied", expires_at=NOW - 1)))
+    over = wire.report_reply(UUID, outcome(reply=decisions.Reply("applied", expires_at=NOW - 1)))
     assert over.remaining_seconds == 0
 
 
@@ -172,14 +174,14 @@ def test_what_remains_is_counted_at_the_moment_of_the_answer() -> None:
     ],
 )
 def test_only_what_may_be_repeated_says_so(code: Code, expected: str) -> None:
-    refused = outcome(refused=model.Refused(code, "no"))
+    refused = outcome(refused=decisions.Refused(code, "no"))
     assert wire.report_reply(UUID, refused).outcome == expected
     assert wire.renewal_reply(UUID, refused).outcome == expected
 
 
 @pytest.mark.requirement("LATE-02")
 def test_evidence_is_recorded_with_the_reason() -> None:
-    reply = model.Reply(
+    reply = decisions.Reply(
         "recorded", code=Code.LEASE_EXPIRED, receipt_id=UUID, state_version=4, generation=2
     )
     answer = wire.report_reply(UUID, outcome(reply=reply))
@@ -191,11 +193,11 @@ def test_evidence_is_recorded_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("reply", "expected"),
     [
-        (model.Reply("applied", task_state=TaskState.CANCELLED), "cancelled"),
-        (model.Reply("applied", task_state=TaskState.OPEN), "requested"),
-        (model.Reply("ended", task_state=TaskState.CANCELLED), "already_ended"),
-        (model.Reply("ended", task_state=TaskState.DELIVERED), "already_ended"),
+        (decisions.Reply("applied", task_state=TaskState.CANCELLED), "cancelled"),
+        (decisions.Reply("applied", task_state=TaskState.OPEN), "requested"),
+        (decisions.Reply("ended", task_state=TaskState.CANCELLED), "already_ended"),
+        (decisions.Reply("ended", task_state=TaskState.DELIVERED), "already_ended"),
     ],
 )
-def test_a_cancellation_says_what_became_of_it(reply: model.Reply, expected: str) -> None:
+def test_a_cancellation_says_what_became_of_it(reply: decisions.Reply, expected: str) -> None:
     assert wire.cancel_reply(TaskId(UUID), outcome(reply=reply)).outcome == expected

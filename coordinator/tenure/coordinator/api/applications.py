@@ -29,7 +29,8 @@ from tenure.coordinator.api.endpoint import Answer, Call
 from tenure.coordinator.api.problems import NEXT_STEP, problem_of
 from tenure.coordinator.api.reading import Query, read_items, read_model
 from tenure.coordinator.api.syntax import UUID_PATTERN, is_uuid
-from tenure.coordinator.core.model import Outcome, Submit
+from tenure.coordinator.core.commands import Submit
+from tenure.coordinator.core.decisions import Outcome
 from tenure.coordinator.errors import InvalidRequest, RequestRefused, Unavailable
 from tenure.coordinator.store.reads import Enqueued, Reads, ResultAt
 from tenure.coordinator.submission import submission

@@ -32,7 +32,8 @@ from tenure.coordinator.api.endpoint import Answer, Call
 from tenure.coordinator.api.problems import problem_of
 from tenure.coordinator.api.reading import Query, read_items, read_model
 from tenure.coordinator.api.syntax import UUID_PATTERN, is_uuid
-from tenure.coordinator.core.model import AttemptCommand, LeasePolicy
+from tenure.coordinator.core.commands import AttemptCommand
+from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.errors import InvalidRequest, RequestRefused
 from tenure.coordinator.store.reads import KnownIncarnation, Reads
 

@@ -39,7 +39,7 @@ from tenure.contract.reports import (
 from tenure.contract.states import TERMINAL_TASK_STATES, NodeState, TaskState
 from tenure.contract.tasks import CancelReply, Submitted
 from tenure.coordinator.api.problems import RETRYABLE
-from tenure.coordinator.core import model
+from tenure.coordinator.core import commands, decisions
 from tenure.coordinator.errors import InvalidRequest, RequestRefused
 from tenure.coordinator.identities import Identity
 from tenure.coordinator.submission import amounts, derived_id, fingerprint
@@ -47,20 +47,20 @@ from tenure.coordinator.submission import amounts, derived_id, fingerprint
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
-_REPORT_COMMANDS: Final[Mapping[type[Any], type[model.AttemptCommand]]] = {
-    Accept: model.Accept,
-    Start: model.Start,
-    Take: model.Take,
-    Cancelled: model.ConfirmCancel,
+_REPORT_COMMANDS: Final[Mapping[type[Any], type[commands.AttemptCommand]]] = {
+    Accept: commands.Accept,
+    Start: commands.Start,
+    Take: commands.Take,
+    Cancelled: commands.ConfirmCancel,
 }
 
 
 # Requests -> commands -------------------------------------------------------------------------
 
 
-def cancellation(task_id: TaskId, *, command_id: CommandId, identity: Identity) -> model.Cancel:
+def cancellation(task_id: TaskId, *, command_id: CommandId, identity: Identity) -> commands.Cancel:
     """The command of a cancellation. It needs no key: asking again changes nothing more."""
-    return model.Cancel(
+    return commands.Cancel(
         command_id=command_id,
         fingerprint=fingerprint(["cancel", task_id]),
         tenant=identity.tenant,
@@ -76,7 +76,7 @@ def report(
     incarnation: IncarnationId,
     identity: Identity,
     payload_limit_bytes: int,
-) -> model.AttemptCommand:
+) -> commands.AttemptCommand:
     """The command of a report; its id is the report's.
 
     Raises InvalidPayload for an output or a text that cannot be stored.
@@ -95,12 +95,12 @@ def report(
     match request:
         case Deliver():
             text = encode_json(request.output, limit_bytes=payload_limit_bytes, what="output")
-            return model.Deliver(
+            return commands.Deliver(
                 **common, output_text=text, content_digest=sha256(text.encode()).digest()
             )
         case Fail():
             check_value([request.reason, request.message], "reason or message")
-            return model.Fail(
+            return commands.Fail(
                 **common,
                 reason=request.reason,
                 message=request.message,
@@ -108,7 +108,7 @@ def report(
             )
         case Reject():
             check_value([request.reason, request.message], "reason or message")
-            return model.Reject(**common, reason=request.reason, message=request.message)
+            return commands.Reject(**common, reason=request.reason, message=request.message)
         case _:
             return _REPORT_COMMANDS[type(request)](**common)
 
@@ -120,9 +120,9 @@ def renewal(
     node_id: NodeId,
     incarnation: IncarnationId,
     identity: Identity,
-) -> model.Renew:
+) -> commands.Renew:
     """The command of one renewal. It is not stored, so its id is any."""
-    return model.Renew(
+    return commands.Renew(
         command_id=command_id,
         fingerprint=b"",
         tenant=identity.tenant,
@@ -137,7 +137,7 @@ def renewal(
 
 def registration(
     request: Registration, *, queue: str, identity: Identity, schema_limit_bytes: int
-) -> model.Register:
+) -> commands.Register:
     """The command of a registration; registering an incarnation again is the same command.
 
     Raises InvalidPayload for a text that cannot be stored, InvalidRequest for a type named twice.
@@ -146,7 +146,7 @@ def registration(
     names = [declaration.name for declaration in request.task_types]
     if len(set(names)) != len(names):
         raise InvalidRequest("task_types: a type is declared twice.")
-    return model.Register(
+    return commands.Register(
         command_id=derived_id(identity.tenant, "register", request.incarnation),
         fingerprint=fingerprint(request.model_dump()),
         tenant=identity.tenant,
@@ -172,10 +172,10 @@ def node_change(
     *,
     command_id: CommandId,
     identity: Identity,
-) -> model.ChangeNode:
+) -> commands.ChangeNode:
     """The command that drains an incarnation or says that it is gone. Asking again changes nothing
     more, and is answered by how things are then."""
-    return model.ChangeNode(
+    return commands.ChangeNode(
         command_id=command_id,
         fingerprint=fingerprint([state.value, node_id, incarnation]),
         tenant=identity.tenant,
@@ -189,7 +189,7 @@ def node_change(
 # Outcomes -> replies --------------------------------------------------------------------------
 
 
-def submitted(outcome: model.Outcome) -> Submitted:
+def submitted(outcome: decisions.Outcome) -> Submitted:
     """The task behind a submission. Raises RequestRefused."""
     reply = applied(outcome)
     if reply.task_id is None:
@@ -199,7 +199,7 @@ def submitted(outcome: model.Outcome) -> Submitted:
     )
 
 
-def cancel_reply(task_id: TaskId, outcome: model.Outcome) -> CancelReply:
+def cancel_reply(task_id: TaskId, outcome: decisions.Outcome) -> CancelReply:
     """What became of a cancellation. Raises RequestRefused."""
     reply = applied(outcome)
     state = reply.task_state or TaskState.OPEN
@@ -209,7 +209,7 @@ def cancel_reply(task_id: TaskId, outcome: model.Outcome) -> CancelReply:
     return CancelReply(task_id=task_id, outcome="cancelled" if ended else "requested", state=state)
 
 
-def report_reply(report_id: str, outcome: model.Outcome) -> ReportReply:
+def report_reply(report_id: str, outcome: decisions.Outcome) -> ReportReply:
     """The answer to one report; what remains of the authority is counted at this answer."""
     if outcome.refused is not None:
         return refused_report(report_id, outcome.refused.code, outcome.refused.message)
@@ -242,7 +242,7 @@ def refused_report(report_id: str, code: str, message: str) -> ReportReply:
     )
 
 
-def renewal_reply(attempt_id: str, outcome: model.Outcome) -> RenewalReply:
+def renewal_reply(attempt_id: str, outcome: decisions.Outcome) -> RenewalReply:
     """The answer for one lease."""
     if outcome.refused is not None:
         code = outcome.refused.code
@@ -259,7 +259,7 @@ def renewal_reply(attempt_id: str, outcome: model.Outcome) -> RenewalReply:
     )
 
 
-def applied(outcome: model.Outcome) -> model.Reply:
+def applied(outcome: decisions.Outcome) -> decisions.Reply:
     """The reply of an outcome that was not refused. Raises RequestRefused otherwise."""
     if outcome.refused is not None:
         raise RequestRefused(outcome.refused.code, outcome.refused.message)
@@ -276,8 +276,10 @@ def moment(microseconds: int) -> datetime:
     return _EPOCH + microseconds * _MICROSECOND
 
 
-def _declared(declaration: TaskTypeDeclaration, schema_limit_bytes: int) -> model.TaskTypeDeclared:
-    return model.TaskTypeDeclared(
+def _declared(
+    declaration: TaskTypeDeclaration, schema_limit_bytes: int
+) -> commands.TaskTypeDeclared:
+    return commands.TaskTypeDeclared(
         name=declaration.name,
         effects=declaration.effects,
         max_attempts=declaration.max_attempts,

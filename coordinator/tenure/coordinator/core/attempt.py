@@ -8,6 +8,17 @@ from dataclasses import replace
 
 from tenure.contract.codes import Code, Reason
 from tenure.contract.states import ATTEMPT_MOVES, AttemptState, TaskState
+from tenure.coordinator.core.commands import Accept, ConfirmCancel, Fail, Reject, Start, Take
+from tenure.coordinator.core.decisions import (
+    Accepted,
+    AttemptChanged,
+    Decision,
+    Happened,
+    Refused,
+    Reply,
+    TaskChanged,
+    Write,
+)
 from tenure.coordinator.core.guards import find_authorized, reads_of
 from tenure.coordinator.core.happenings import (
     after,
@@ -16,28 +27,9 @@ from tenure.coordinator.core.happenings import (
     task_became,
     unchanged,
 )
-from tenure.coordinator.core.model import (
-    Accept,
-    Accepted,
-    AttemptChanged,
-    AttemptRow,
-    ConfirmCancel,
-    Decision,
-    Fail,
-    Happened,
-    LeasePolicy,
-    Minted,
-    Refused,
-    Reject,
-    Reply,
-    Snapshot,
-    Start,
-    Take,
-    TaskChanged,
-    TaskRow,
-    Write,
-)
 from tenure.coordinator.core.retry import retry_delay
+from tenure.coordinator.core.rows import AttemptRow, TaskRow
+from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot
 
 _REJECTION_PAUSE_MICROSECONDS = 1_000_000
 

@@ -4,31 +4,27 @@ from typing import assert_never
 
 from tenure.contract.codes import Code
 from tenure.coordinator.core import attempt, enqueued, lease, node, receipt, task
-from tenure.coordinator.core.model import (
+from tenure.coordinator.core.commands import (
     Accept,
     Allocate,
-    Answered,
     AnyCommand,
     Cancel,
     ChangeNode,
     ConfirmCancel,
-    Decision,
     Deliver,
     Expire,
     Fail,
-    LeasePolicy,
-    Minted,
-    Refused,
     RefuseIntake,
     Register,
     Reject,
     Renew,
-    Snapshot,
     Start,
     Submit,
     Take,
     TakeIn,
 )
+from tenure.coordinator.core.decisions import Answered, Decision, Refused
+from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot
 
 EVENTS_PER_COMMAND = 2
 """How many event ids a decision may need at most."""

@@ -3,19 +3,17 @@
 from dataclasses import replace
 
 from tenure.contract.codes import Code
-from tenure.coordinator.core.model import (
+from tenure.coordinator.core.commands import RefuseIntake, TakeIn
+from tenure.coordinator.core.decisions import (
     Accepted,
     Answered,
     Decision,
     IntakeDecided,
-    Minted,
     Reads,
     Refused,
-    RefuseIntake,
     Reply,
-    Snapshot,
-    TakeIn,
 )
+from tenure.coordinator.core.snapshot import Minted, Snapshot
 from tenure.coordinator.core.task import submit
 
 

@@ -6,7 +6,7 @@ far: the workload (the node runs the type) and the resources.
 
 from enum import StrEnum
 
-from tenure.coordinator.core.model import IncarnationRow, TaskRow
+from tenure.coordinator.core.rows import IncarnationRow, TaskRow
 
 
 class Exclusion(StrEnum):

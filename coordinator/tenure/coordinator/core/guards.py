@@ -6,14 +6,10 @@ presented attempt.
 
 from tenure.contract.codes import Code
 from tenure.contract.states import AttemptState
-from tenure.coordinator.core.model import (
-    AttemptCommand,
-    AttemptRow,
-    Reads,
-    Refused,
-    Snapshot,
-    TaskRow,
-)
+from tenure.coordinator.core.commands import AttemptCommand
+from tenure.coordinator.core.decisions import Reads, Refused
+from tenure.coordinator.core.rows import AttemptRow, TaskRow
+from tenure.coordinator.core.snapshot import Snapshot
 
 
 def find_presented(

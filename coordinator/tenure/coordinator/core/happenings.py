@@ -4,13 +4,8 @@ from dataclasses import replace
 
 from tenure.contract.ids import AttemptId, EventId, IncarnationId, TaskId
 from tenure.contract.states import AttemptState, EntityType, NodeState, TaskState
-from tenure.coordinator.core.model import (
-    AttemptRow,
-    Happened,
-    IncarnationRow,
-    TaskChanged,
-    TaskRow,
-)
+from tenure.coordinator.core.decisions import Happened, TaskChanged
+from tenure.coordinator.core.rows import AttemptRow, IncarnationRow, TaskRow
 
 
 def task_became(

@@ -10,29 +10,24 @@ from dataclasses import replace
 from tenure.contract.codes import Code, Reason
 from tenure.contract.ids import fencing_token
 from tenure.contract.states import AttemptState, Effects, EntityType, NodeState, TaskState
+from tenure.coordinator.core.commands import Allocate, Expire, Renew
+from tenure.coordinator.core.decisions import (
+    Accepted,
+    AttemptChanged,
+    AttemptCreated,
+    Decision,
+    Happened,
+    LeaseRenewed,
+    Reads,
+    Refused,
+    Reply,
+    TaskChanged,
+)
 from tenure.coordinator.core.filters import exclusion
 from tenure.coordinator.core.guards import find_authorized, reads_of
 from tenure.coordinator.core.happenings import attempt_became, ended, task_became, unchanged
-from tenure.coordinator.core.model import (
-    Accepted,
-    Allocate,
-    AttemptChanged,
-    AttemptCreated,
-    AttemptRow,
-    Decision,
-    Expire,
-    Happened,
-    LeasePolicy,
-    LeaseRenewed,
-    Minted,
-    Reads,
-    Refused,
-    Renew,
-    Reply,
-    Snapshot,
-    TaskChanged,
-    TaskRow,
-)
+from tenure.coordinator.core.rows import AttemptRow, TaskRow
+from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot
 
 _RENEWABLE = frozenset({AttemptState.ACCEPTED, AttemptState.RUNNING})
 

@@ -2,23 +2,21 @@
 
 from tenure.contract.codes import Code
 from tenure.contract.states import EntityType, NodeState
-from tenure.coordinator.core.happenings import node_became
-from tenure.coordinator.core.model import (
+from tenure.coordinator.core.commands import ChangeNode, Register
+from tenure.coordinator.core.decisions import (
     Accepted,
     Answered,
-    ChangeNode,
     Decision,
     Happened,
     IncarnationChanged,
     IncarnationCreated,
-    Minted,
     Reads,
     Refused,
-    Register,
     Reply,
-    Snapshot,
     Write,
 )
+from tenure.coordinator.core.happenings import node_became
+from tenure.coordinator.core.snapshot import Minted, Snapshot
 
 
 def register(command: Register, snapshot: Snapshot, minted: Minted) -> Decision:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from tenure.contract.ids import IncarnationId, TaskId, TenantId
 from tenure.coordinator.core.filters import exclusion
-from tenure.coordinator.core.model import IncarnationRow, TaskRow
+from tenure.coordinator.core.rows import IncarnationRow, TaskRow
 
 
 @dataclass(frozen=True, slots=True)

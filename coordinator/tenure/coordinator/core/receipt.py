@@ -6,22 +6,20 @@ id, is the original record; other content for a delivered attempt is evidence an
 
 from tenure.contract.codes import Code
 from tenure.contract.states import AttemptState, TaskState
-from tenure.coordinator.core.guards import find_presented, reads_of
-from tenure.coordinator.core.happenings import attempt_became, ended, task_became
-from tenure.coordinator.core.model import (
+from tenure.coordinator.core.commands import Deliver
+from tenure.coordinator.core.decisions import (
     Accepted,
     Answered,
     AttemptChanged,
-    AttemptRow,
     Decision,
-    Deliver,
-    Minted,
     ReceiptRecorded,
     Refused,
     Reply,
-    Snapshot,
-    TaskRow,
 )
+from tenure.coordinator.core.guards import find_presented, reads_of
+from tenure.coordinator.core.happenings import attempt_became, ended, task_became
+from tenure.coordinator.core.rows import AttemptRow, TaskRow
+from tenure.coordinator.core.snapshot import Minted, Snapshot
 
 _MESSAGES = {
     Code.ALREADY_DELIVERED: "the attempt has delivered other content; this is kept as evidence",

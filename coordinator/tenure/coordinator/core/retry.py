@@ -1,6 +1,6 @@
 """When a failed task is tried again (STATE-05)."""
 
-from tenure.coordinator.core.model import LeasePolicy
+from tenure.coordinator.core.snapshot import LeasePolicy
 
 _LARGEST_EXPONENT = 40
 

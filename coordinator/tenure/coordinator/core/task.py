@@ -9,24 +9,22 @@ from tenure.contract.states import (
     EntityType,
     TaskState,
 )
-from tenure.coordinator.core.guards import reads_of
-from tenure.coordinator.core.happenings import attempt_became, ended, task_became, unchanged
-from tenure.coordinator.core.model import (
+from tenure.coordinator.core.commands import Cancel, Submit
+from tenure.coordinator.core.decisions import (
     Accepted,
     Answered,
     AttemptChanged,
-    Cancel,
     Decision,
     Happened,
-    Minted,
     Reads,
     Refused,
     Reply,
-    Snapshot,
-    Submit,
     TaskCreated,
     Write,
 )
+from tenure.coordinator.core.guards import reads_of
+from tenure.coordinator.core.happenings import attempt_became, ended, task_became, unchanged
+from tenure.coordinator.core.snapshot import Minted, Snapshot
 
 
 def submit(command: Submit, snapshot: Snapshot, now: int, minted: Minted) -> Decision:

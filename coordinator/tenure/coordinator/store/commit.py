@@ -22,21 +22,17 @@ from tenure.contract.topology import (
     node_queue,
     shard_of,
 )
-from tenure.coordinator.core.model import (
+from tenure.coordinator.core.commands import Allocate, AnyCommand, Expire, RefuseIntake, Renew
+from tenure.coordinator.core.decisions import (
     Accepted,
-    Allocate,
-    AnyCommand,
     AttemptChanged,
     AttemptCreated,
-    Expire,
     Happened,
     IncarnationChanged,
     IncarnationCreated,
     IntakeDecided,
     LeaseRenewed,
     ReceiptRecorded,
-    RefuseIntake,
-    Renew,
     TaskChanged,
     TaskCreated,
 )

@@ -6,7 +6,7 @@ from typing import Final
 
 from asyncpg import Pool, Record
 
-from tenure.coordinator.core.model import (
+from tenure.coordinator.core.commands import (
     Accept,
     Allocate,
     AttemptCommand,
@@ -17,11 +17,11 @@ from tenure.coordinator.core.model import (
     RefuseIntake,
     Register,
     Renew,
-    Snapshot,
     Submit,
     Take,
     TakeIn,
 )
+from tenure.coordinator.core.snapshot import Snapshot
 from tenure.coordinator.store import named_queries
 from tenure.coordinator.store.rows import (
     attempt_row,

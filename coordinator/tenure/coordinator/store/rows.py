@@ -19,16 +19,16 @@ from tenure.contract.ids import (
     TenantId,
 )
 from tenure.contract.states import AttemptState, Effects, NodeState, TaskState
-from tenure.coordinator.core.model import (
+from tenure.coordinator.core.decisions import Reply
+from tenure.coordinator.core.rows import (
     AttemptRow,
     IncarnationRow,
     ReceiptRow,
-    Reply,
     ResourceAmounts,
-    StoredCommand,
     TaskRow,
     TaskTypeRow,
 )
+from tenure.coordinator.core.snapshot import StoredCommand
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)

@@ -1,0 +1,206 @@
+"""Commands as received: what applications, executors and the coordinator's own loops ask for.
+
+Units as in ``rows``.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tenure.contract.codes import Code
+from tenure.contract.ids import (
+    AttemptId,
+    CommandId,
+    FencingToken,
+    IncarnationId,
+    LeaseId,
+    NodeId,
+    TaskId,
+    TenantId,
+)
+from tenure.contract.states import Effects, NodeState
+from tenure.coordinator.core.rows import ResourceAmounts
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Whose command, and the id under which its outcome is stored.
+
+    ``command_id`` is the caller's; ``fingerprint`` is a digest of the content, so that the same id
+    with other content is a conflict and not a repetition.
+    """
+
+    command_id: CommandId
+    fingerprint: bytes
+    tenant: TenantId
+    actor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Submit(Command):
+    """An application asks for a task."""
+
+    task_id: TaskId
+    type: str
+    input_text: str
+    priority: int
+    not_before: int | None
+    deadline: int | None
+    resources: ResourceAmounts | None
+
+
+@dataclass(frozen=True, slots=True)
+class TakeIn(Submit):
+    """An application asked for a task in a transaction of its own, which has committed."""
+
+    intake_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseIntake(Command):
+    """What a row of the intake asks for is no submission. Not stored as a command."""
+
+    task_id: TaskId
+    intake_id: int
+    code: Code
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel(Command):
+    """An application or operator no longer wants a task."""
+
+    task_id: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptCommand(Command):
+    """An executor reports about an attempt. ``command_id`` is its report id."""
+
+    node_id: NodeId
+    incarnation: IncarnationId
+    task_id: TaskId
+    attempt_id: AttemptId
+    fencing_token: FencingToken
+
+
+@dataclass(frozen=True, slots=True)
+class Accept(AttemptCommand):
+    """submitted → accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start(AttemptCommand):
+    """accepted → running."""
+
+
+@dataclass(frozen=True, slots=True)
+class Take(AttemptCommand):
+    """submitted → accepted → running, or accepted → running, in one commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver(AttemptCommand):
+    """Output. ``content_digest``: sha256 of ``output_text``. The receipt id is the report id."""
+
+    output_text: str
+    content_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Fail(AttemptCommand):
+    """The work ended without output."""
+
+    reason: str
+    message: str
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reject(AttemptCommand):
+    """The executor does not accept the attempt."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmCancel(AttemptCommand):
+    """The executor confirms a requested cancellation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renew(AttemptCommand):
+    """The executor wants more time. Not stored as a command: repeating it only renews again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate(Command):
+    """The scheduler gives a waiting task to a node."""
+
+    task_id: TaskId
+    incarnation: IncarnationId
+    attempt_id: AttemptId
+    lease_id: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class Expire(Command):
+    """The sweeper ends an attempt whose authority ran out, or a waiting task past its deadline."""
+
+    task_id: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTypeDeclared:
+    """A task type as an executor declares it. Schemas are JSON text."""
+
+    name: str
+    effects: Effects
+    max_attempts: int
+    resources: ResourceAmounts
+    input_schema: str | None
+    output_schema: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Register(Command):
+    """A new incarnation of a node; its predecessor under the same name is gone."""
+
+    node_id: NodeId
+    incarnation: IncarnationId
+    queue: str
+    software: str
+    protocol_version: int
+    slots: int
+    cpu_millis: int | None
+    memory_bytes: int | None
+    task_types: tuple[TaskTypeDeclared, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeNode(Command):
+    """A node drains, or its process ends. ``next_state`` is draining or gone."""
+
+    node_id: NodeId
+    incarnation: IncarnationId
+    next_state: NodeState
+
+
+AnyCommand: TypeAlias = (
+    Submit
+    | TakeIn
+    | RefuseIntake
+    | Cancel
+    | Accept
+    | Start
+    | Take
+    | Deliver
+    | Fail
+    | Reject
+    | ConfirmCancel
+    | Renew
+    | Allocate
+    | Expire
+    | Register
+    | ChangeNode
+)

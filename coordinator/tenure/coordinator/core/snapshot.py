@@ -1,0 +1,63 @@
+"""Everything one decision may depend on, besides its command and the time.
+
+Units as in ``rows``.
+"""
+
+from dataclasses import dataclass
+
+from tenure.contract.ids import CommandId, EventId, TaskId, TenantId
+from tenure.coordinator.core.decisions import Reply
+from tenure.coordinator.core.rows import (
+    AttemptRow,
+    IncarnationRow,
+    ReceiptRow,
+    TaskRow,
+    TaskTypeRow,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCommand:
+    """Outcome of a command that was seen before."""
+
+    command_id: CommandId
+    tenant: TenantId
+    fingerprint: bytes
+    reply: Reply
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything one decision may depend on, read by one statement."""
+
+    epoch: int
+    command: StoredCommand | None = None
+    task_type: TaskTypeRow | None = None
+    task: TaskRow | None = None
+    attempt: AttemptRow | None = None  # the presented one, else the task's current one
+    incarnation: IncarnationRow | None = None
+    previous_incarnation: IncarnationRow | None = None  # current holder of the node's name
+    same_content_receipt: ReceiptRow | None = None
+    enqueued_task_id: TaskId | None = None  # what the submission's key stands for in the intake
+    intake_waiting: bool = False  # the command's row of the intake has not been decided
+
+
+@dataclass(frozen=True, slots=True)
+class LeasePolicy:
+    """Versioned terms of leases and retries; a lease records the version it was granted under."""
+
+    version: int = 1
+    lease_microseconds: int = 30_000_000
+    clock_tolerance_microseconds: int = 1_000_000
+    node_silence_microseconds: int = 30_000_000
+    retry_base_microseconds: int = 1_000_000
+    retry_cap_microseconds: int = 300_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Minted:
+    """What a decision may need that is random: ids, and a number in [0, 1) for jitter."""
+
+    event_ids: tuple[EventId, ...]
+    jitter: float
