@@ -42,6 +42,12 @@ test-deps:
 demo: install system-deps ## Hash every file of a folder, end to end; ARGS="--input DIR" for another folder
 	@$(BIN)/python -m tenure.cli.demo $(ARGS)
 
+.PHONY: compose-demo
+compose-demo: ## Start compose.yaml and hash the standard library there; `docker compose down -v` ends it
+	@deploy/make-env
+	docker compose up --build --detach --wait
+	docker compose run --rm --no-TTY demo
+
 # The tests start their own servers, unless they are told to use others.
 .PHONY: test
 test: install test-deps $(if $(filter external docker,$(TENURE_TEST_SERVICES)),,system-deps) ## Run the tests; ARGS="-k name" for some of them
@@ -74,9 +80,13 @@ format: install ## Format the code and mend what the linter can mend
 LOCK := $(BIN)/uv pip compile --quiet --universal --generate-hashes \
         --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 
+# What the container image holds: everything but the private servers, and nothing for development.
+IMAGE_EXTRAS := client executor sql coordinator relay cli
+
 .PHONY: lock
 lock: install ## Write the hashed requirement files anew; ARGS=--upgrade for newer versions
 	$(LOCK) --all-extras --group dev $(ARGS) -o requirements/dev.txt pyproject.toml
+	$(LOCK) $(IMAGE_EXTRAS:%=--extra %) --constraints requirements/dev.txt -o requirements/image.txt pyproject.toml
 	$(LOCK) $(ARGS) -o requirements/bootstrap.txt requirements/bootstrap.in
 
 .PHONY: clean

@@ -82,8 +82,19 @@ def test_every_locked_dependency_is_exact_and_hashed(lock: Path) -> None:
     assert loose == []
 
 
-def test_both_locks_exist() -> None:
-    assert [lock.name for lock in LOCKS] == ["bootstrap.txt", "dev.txt"]
+def test_all_locks_exist() -> None:
+    assert [lock.name for lock in LOCKS] == ["bootstrap.txt", "dev.txt", "image.txt"]
+
+
+def test_the_image_has_the_versions_that_are_tested() -> None:
+    pins = {
+        lock.name: set(
+            re.findall(r"^[a-z0-9-]+==\S+(?: ;.*)?", lock.read_text("utf-8"), re.MULTILINE)
+        )
+        for lock in LOCKS
+    }
+    versions = {name: {pin.partition(" ")[0] for pin in found} for name, found in pins.items()}
+    assert versions["image.txt"] <= versions["dev.txt"]
 
 
 def broken_links(document: Path) -> list[str]:

@@ -52,15 +52,25 @@ class Weakened(StrEnum):
 
 
 async def prepare(server: PrivatePostgres, password: str, weakened: Weakened | None = None) -> str:
-    """Make the database, its tables, the guard and the writer's login; returns the writer's URL."""
+    """Make all of it on a private server; returns the writer's URL."""
     await server.ensure_database(DATABASE)
+    await make(server.url(DATABASE), password, weakened)
+    login = f"{WRITER}:{quote(password, safe='')}"
+    return f"postgresql://{login}@{LOOPBACK}:{server.port}/{DATABASE}"
+
+
+async def make(url: str, password: str, weakened: Weakened | None = None) -> None:
+    """Make tables, guard and the writer's login. ``url`` is an administrator's, of the database.
+
+    The password is put into a statement as it is: it has letters and digits only.
+    """
     text = _statements("downstream")
-    connection = await asyncpg.connect(server.url(DATABASE), ssl=False)
+    connection = await asyncpg.connect(url, ssl=False)
     try:
         exists = await connection.fetchval("select 1 from pg_roles where rolname = $1", WRITER)
         if not exists:
             await connection.execute(f"create role {WRITER} login")
-        # DDL takes no parameters; the password is of our own making and has no quote in it.
+        # DDL takes no parameters.
         await connection.execute(f"alter role {WRITER} password '{password}'")
         await connection.execute(text)
         await connection.execute(f"create schema if not exists {GUARD_SCHEMA}")
@@ -69,17 +79,15 @@ async def prepare(server: PrivatePostgres, password: str, weakened: Weakened | N
             await connection.execute(_statements(f"without_{weakened}"))
     finally:
         await connection.close()
-    login = f"{WRITER}:{quote(password, safe='')}"
-    return f"postgresql://{login}@{LOOPBACK}:{server.port}/{DATABASE}"
 
 
 def _statements(name: str) -> str:
     return resources.files("tenure.cli.demo").joinpath(f"{name}.sql").read_text("utf-8")
 
 
-async def read(server: PrivatePostgres) -> Written:
-    """Everything that was written, for the comparison."""
-    connection = await asyncpg.connect(server.url(DATABASE), ssl=False)
+async def read(url: str) -> Written:
+    """Everything that was written, for the comparison. ``url`` is an administrator's."""
+    connection = await asyncpg.connect(url, ssl=False)
     try:
         rows: dict[str, list[Row]] = {}
         for row in await connection.fetch("select path, sha256, size_bytes, lines from demo.files"):

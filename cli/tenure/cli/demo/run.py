@@ -1,7 +1,6 @@
 """The demo from start to end: a stack of its own, the tasks, the comparison."""
 
 import asyncio
-import hashlib
 import secrets
 import shutil
 import sys
@@ -13,30 +12,19 @@ from typing import Final
 
 from tenure.cli.demo import downstream
 from tenure.cli.demo.check import Report, compare, compute_directly
-from tenure.cli.demo.declarations import (
-    FILE_CHANGED,
-    FILE_VANISHED,
-    FileIn,
-    FileOut,
-    HashFile,
-    encode_path,
-)
 from tenure.cli.demo.downstream import Weakened
 from tenure.cli.demo.faults import COORDINATOR_SETTINGS, Faults
 from tenure.cli.demo.files import FrozenFile
 from tenure.cli.demo.hasher import DATABASE_VARIABLE
-from tenure.cli.demo.progress import Shown, show_progress
 from tenure.cli.demo.struck import STRIKE_VARIABLE
 from tenure.cli.demo.witness import witness
+from tenure.cli.demo.work import Work
 from tenure.cli.local.interrupts import Interrupts
 from tenure.cli.local.stack import ExecutorSpec, Stack
 from tenure.cli.together import together
-from tenure.client import AsyncClient, AsyncTaskHandle, NotDelivered, ResultTimeout
 
 APPLICATION: Final = "tenure.cli.demo.hasher:app"
 STRUCK_APPLICATION: Final = "tenure.cli.demo.struck:app"
-WAITERS: Final = 32
-"""Requests that wait for results at once."""
 
 
 class Demo:
@@ -55,9 +43,7 @@ class Demo:
     ) -> None:
         self.report: Report | None = None
         self._files = files
-        self._tasks = 0
-        self._outputs: dict[str, FileOut] = {}
-        self._found_changed: set[str] = set()
+        self._submitted_work = Work(files, deadline=began + limit_seconds, say=_say)
         self._limit_seconds = limit_seconds
         self._began = began
         self._password = secrets.token_hex(16)
@@ -111,15 +97,15 @@ class Demo:
             await self._work_under(self._faults)
         _say("demo", "comparing every row with a direct computation")
         direct = await compute_directly(self._files)
-        written = await downstream.read(self.stack.postgres)
+        written = await downstream.read(self.stack.postgres.url(downstream.DATABASE))
         self.report = compare(
             self._files,
             direct,
             written,
-            self._outputs,
-            tasks=self._tasks,
+            self._submitted_work.outputs,
+            tasks=self._submitted_work.tasks,
             seconds=time.monotonic() - self._began,
-            found_changed=self._found_changed,
+            found_changed=self._submitted_work.found_changed,
             suffered=None if self._faults is None else self._faults.suffered,
         )
 
@@ -143,60 +129,11 @@ class Demo:
 
     async def _work(self) -> None:
         connection = self.stack.connection()
-        with show_progress(len(self._files)) as progress:
-            async with AsyncClient(connection.url, connection.tokens["application"]) as client:
-                handles = await self._submit(client, progress)
-                await self._collect(handles, progress)
-        self._tasks = len(handles)
+        await self._submitted_work.run(connection.url, connection.tokens["application"])
 
     def _loop_deadline(self) -> float:
         left = self._began + self._limit_seconds - time.monotonic()
         return asyncio.get_running_loop().time() + left
-
-    async def _submit(
-        self, client: AsyncClient, progress: Shown
-    ) -> dict[str, AsyncTaskHandle[FileOut]]:
-        inputs = {
-            encode_path(file.path): FileIn(
-                path=encode_path(file.path),
-                size_bytes=file.size_bytes,
-                modified_nanoseconds=file.modified_nanoseconds,
-            )
-            for file in self._files
-        }
-        paths = list(inputs)
-        handles: dict[str, AsyncTaskHandle[FileOut]] = {}
-        for start in range(0, len(paths), 500):
-            chunk = paths[start : start + 500]
-            made = await client.submit_many(
-                HashFile, [inputs[path] for path in chunk], idempotency_keys=_keys(chunk)
-            )
-            handles.update(zip(chunk, made, strict=True))
-            progress.count("submitted", len(handles))
-        return handles
-
-    async def _collect(self, handles: dict[str, AsyncTaskHandle[FileOut]], progress: Shown) -> None:
-        """The outputs of the tasks that were delivered, by path; which files had changed."""
-        failures: list[str] = []
-        left = iter(handles.items())
-        deadline = self._began + self._limit_seconds
-
-        async def wait() -> None:
-            for path, handle in left:
-                try:
-                    seconds = max(0.0, deadline - time.monotonic())
-                    self._outputs[path] = await handle.result(timeout=seconds)
-                except (NotDelivered, ResultTimeout) as error:
-                    if getattr(error, "reason", None) in (FILE_CHANGED, FILE_VANISHED):
-                        self._found_changed.add(path)
-                    failures.append(f"{path}: {error}")
-                progress.count("delivered", len(self._outputs))
-
-        await together(*(wait() for _ in range(WAITERS)))
-        for failure in failures[:5]:
-            _say("demo", failure)
-        if len(failures) > 5:
-            _say("demo", f"and {len(failures) - 5} more that were not delivered")
 
 
 async def run_demo(demo: Demo, *, keep: bool) -> Report | None:
@@ -219,11 +156,6 @@ async def run_demo(demo: Demo, *, keep: bool) -> Report | None:
             else:
                 shutil.rmtree(demo.directory, ignore_errors=True)
     return demo.report if finished else None
-
-
-def _keys(paths: Sequence[str]) -> list[str]:
-    """An idempotency key for each path: whoever submits the same file again gets the same task."""
-    return [f"demo/{hashlib.sha256(path.encode()).hexdigest()}" for path in paths]
 
 
 def _say(name: str, words: str) -> None:

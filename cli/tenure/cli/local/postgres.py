@@ -184,13 +184,7 @@ class PrivatePostgres:
 
     async def ensure_database(self, name: str) -> None:
         """Create a database unless it exists."""
-        connection = await asyncpg.connect(self.url(), ssl=False)
-        try:
-            quoted = '"' + name.replace('"', '""') + '"'
-            if not await connection.fetchval("select 1 from pg_database where datname = $1", name):
-                await connection.execute(f"create database {quoted}")
-        finally:
-            await connection.close()
+        await ensure_database(self.url(), name)
 
     def _let_go(self) -> None:
         if self._port is not None:
@@ -401,3 +395,14 @@ class PrivatePostgres:
                 )
             await asyncio.sleep(processes.POLL_SECONDS)
         return False
+
+
+async def ensure_database(url: str, name: str) -> None:
+    """Create a database on the server that ``url`` leads to, unless it exists."""
+    connection = await asyncpg.connect(url, ssl=False)
+    try:
+        quoted = '"' + name.replace('"', '""') + '"'
+        if not await connection.fetchval("select 1 from pg_database where datname = $1", name):
+            await connection.execute(f"create database {quoted}")
+    finally:
+        await connection.close()
