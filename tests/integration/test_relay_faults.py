@@ -227,6 +227,7 @@ async def test_started_before_its_servers_a_relay_waits_for_them(
             await consumer.has(rows)
 
 
+@pytest.mark.requirement("RELAY-05")
 async def test_with_the_broker_away_memory_stays_bounded_whatever_the_backlog(
     database: FreshDatabase,
 ) -> None:
@@ -265,6 +266,7 @@ async def blocking_rabbitmq(server_directory: Path) -> AsyncIterator[PrivateRabb
         yield server
 
 
+@pytest.mark.requirement("RELAY-05")
 async def test_a_blocking_broker_gets_no_more_and_no_deadline_runs(
     database: FreshDatabase, blocking_rabbitmq: PrivateRabbitmq
 ) -> None:
