@@ -4,7 +4,8 @@ Three dangers, three answers:
 
 * Two of our own processes choose the same port. A reservation is an abstract UNIX socket named
   after the port: it belongs to the network namespace (as ports do), one process can hold it, and
-  the kernel drops it when that process ends, however it ends.
+  the kernel drops it when that process ends, however it ends. Where there are no such sockets
+  (macOS) a locked file does the same.
 * A foreign program takes the port between the choice and the server's bind. Nothing can prevent
   that; the servers' managers notice the failed bind and choose again.
 * While a server is down its clients keep connecting to its port. Were that port in the range the
@@ -14,9 +15,13 @@ Three dangers, three answers:
 
 from __future__ import annotations
 
+import fcntl
 import random
 import socket
+import sys
+import tempfile
 from pathlib import Path
+from typing import Protocol
 
 from tenure.cli.local.errors import LocalPortTakenError
 
@@ -27,10 +32,17 @@ _ATTEMPTS = 500
 _OUTGOING_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
+class Claim(Protocol):
+    """What one process can hold, and the kernel drops when that process ends."""
+
+    def close(self) -> None:
+        """Drop it."""
+
+
 class PortReservation:
     """One port that no other process using this module will choose until ``release``."""
 
-    def __init__(self, port: int, claim: socket.socket) -> None:
+    def __init__(self, port: int, claim: Claim) -> None:
         self.port = port
         self._claim = claim
 
@@ -52,16 +64,38 @@ def port_is_free(port: int) -> bool:
 
 
 def _claim(port: int) -> PortReservation | None:
+    claim = _abstract_socket(port) if sys.platform == "linux" else _locked_file(port)
+    if claim is None:
+        return None
+    if not port_is_free(port):
+        claim.close()
+        return None
+    return PortReservation(port, claim)
+
+
+def _abstract_socket(port: int) -> Claim | None:
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         claim.bind(f"\0tenure/port/{port}")
     except OSError:
         claim.close()
         return None
-    if not port_is_free(port):
+    return claim
+
+
+def _locked_file(port: int) -> Claim | None:
+    """The file stays, empty: removing it would let two processes lock two files of one name."""
+    path = Path(tempfile.gettempdir(), f"tenure-port-{port}.lock")
+    try:
+        claim = path.open("ab")
+    except OSError:
+        return None  # another account's
+    try:
+        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
         claim.close()
         return None
-    return PortReservation(port, claim)
+    return claim
 
 
 def _candidates() -> range:

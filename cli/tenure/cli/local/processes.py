@@ -1,9 +1,10 @@
-"""Starting, watching and ending server processes on Linux.
+"""Starting, watching and ending server processes.
 
 A server is started in a session of its own, so that a Ctrl-C in the terminal reaches only the
 program that started it, which then ends the server in its own order. The reverse is taken care
-of by the kernel: a server asks for a signal at the death of its parent, so that it ends too when
-the parent is killed and can end nothing any more.
+of by Linux's kernel: a server asks for a signal at the death of its parent, so that it ends too
+when the parent is killed and can end nothing any more. Elsewhere it stays until the next start in
+the same folder, which ends what an earlier owner left behind.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tenure.cli.local.process_table import process_table
+
 POLL_SECONDS = 0.02
-_PROC = Path("/proc")
 
 
 @functools.cache
@@ -115,75 +117,59 @@ def send(pid: int, which: signal.Signals) -> None:
         pass  # it ended by itself: what the signal wanted
 
 
-def all_pids() -> list[int]:
-    """The pids of all processes that this process can see."""
-    return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()]
-
-
-def _stat(pid: int) -> tuple[str, list[str]]:
-    """The name and the fields after it (state, parent, group, session …); empty when gone."""
-    try:
-        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return "", []
-    # The name stands in brackets and may hold brackets and blanks itself.
-    name, _, rest = text.partition("(")[2].rpartition(")")
-    return name, rest.split()
-
-
 def name_of(pid: int) -> str:
     """The name of the program a process runs (at most 15 characters); empty when it is gone."""
-    return _stat(pid)[0]
+    entry = process_table().entry(pid)
+    return "" if entry is None else entry.name
 
 
 def is_alive(pid: int) -> bool:
     """True for a process that exists and is not merely waiting to be reaped."""
-    _, fields = _stat(pid)
-    return bool(fields) and fields[0] not in ("Z", "X")
+    entry = process_table().entry(pid)
+    return entry is not None and entry.state not in ("Z", "X")
 
 
 def is_stopped(pid: int) -> bool:
     """True once SIGSTOP has taken hold of the whole process."""
-    _, fields = _stat(pid)
-    return fields[:1] == ["T"]
+    entry = process_table().entry(pid)
+    return entry is not None and entry.state == "T"
+
+
+def all_pids() -> list[int]:
+    """The pids of all processes that this process can see."""
+    return list(process_table().all())
 
 
 def children_of(pid: int) -> list[int]:
     """The direct children of a process."""
-    return [one for one in all_pids() if _stat(one)[1][1:2] == [str(pid)]]
+    return [one for one, entry in process_table().all().items() if entry.parent == pid]
 
 
 def named_in_session(session: int, prefix: str) -> list[int]:
     """The live processes of a session whose name begins with ``prefix``."""
-    found = []
-    for pid in all_pids():
-        name, fields = _stat(pid)
-        if name.startswith(prefix) and fields[3:4] == [str(session)] and fields[0] != "Z":
-            found.append(pid)
-    return found
+    return [
+        pid
+        for pid, entry in process_table().all().items()
+        if entry.name.startswith(prefix) and entry.state != "Z" and _session_of(pid) == session
+    ]
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None  # it has just ended
 
 
 def command_line(pid: int) -> list[str]:
     """The words of a process's command line; empty when it is gone."""
-    try:
-        raw = (_PROC / str(pid) / "cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-    return raw.decode(errors="replace").split("\0")
+    return process_table().command_line(pid)
 
 
 def with_environment(name: str, value: str) -> list[int]:
     """The live processes that were started with this environment variable."""
-    wanted = f"{name}={value}".encode()
-    found = []
-    for pid in all_pids():
-        try:
-            raw = (_PROC / str(pid) / "environ").read_bytes()
-        except OSError:
-            continue  # gone, or somebody else's
-        if wanted in raw.split(b"\0") and is_alive(pid):
-            found.append(pid)
-    return found
+    table = process_table()
+    return [pid for pid in table.all() if table.has_variable(pid, name, value) and is_alive(pid)]
 
 
 def complaints(log: Path, *, lines: int = 20) -> str:
