@@ -99,6 +99,11 @@ SUBMISSIONS: dict[str, tuple[bytes, Code]] = {
     "an instant without zone": (submission(deadline="2100-01-01T00:00:00"), Code.INVALID_FIELD),
     "an instant as number": (submission(deadline=4102444800), Code.INVALID_FIELD),
     "an instant after all": (submission(not_before="9999-12-31T00:00:00Z"), Code.INVALID_FIELD),
+    "an instant before all": (submission(not_before="0001-01-01T00:00:00Z"), Code.INVALID_FIELD),
+    "an instant before the first": (
+        submission(not_before="0001-01-01T00:00:00+14:00"),
+        Code.INVALID_FIELD,
+    ),
     "an empty key": (submission(idempotency_key=""), Code.INVALID_FIELD),
     "a long key": (submission(idempotency_key="k" * 256), Code.INVALID_FIELD),
     "a start after the end": (

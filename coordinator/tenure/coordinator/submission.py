@@ -21,6 +21,8 @@ from tenure.coordinator.identities import Identity
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
+# As the intake has it. The driver writes an instant too near to its ends as an infinite one.
+_EARLIEST: Final = datetime(1, 1, 2, tzinfo=UTC)
 _LATEST: Final = datetime(9999, 1, 1, tzinfo=UTC)
 
 
@@ -35,8 +37,8 @@ def submission(
 ) -> commands.Submit:
     """The command of a submission. ``fallback_id`` serves where there is no ``key``.
 
-    Raises InvalidPayload for an input that cannot be stored, InvalidRequest for an instant too far
-    ahead.
+    Raises InvalidPayload for an input that cannot be stored, InvalidRequest for an instant out of
+    the years that can be stored.
     """
     input_text = encode_json(request.input, limit_bytes=payload_limit_bytes, what="input")
     if key is not None:
@@ -83,10 +85,10 @@ def fingerprint(meant: Any) -> bytes:
 def _instant(value: datetime | None, field: str) -> int | None:
     if value is None:
         return None
-    if value >= _LATEST:
+    if not _EARLIEST <= value < _LATEST:
+        wrong = "before the year 1" if value < _EARLIEST else "later than the year 9998"
         raise InvalidRequest(
-            f"The field {field!r}: later than the year 9998.",
-            errors=[{"field": field, "message": "later than the year 9998"}],
+            f"The field {field!r}: {wrong}.", errors=[{"field": field, "message": wrong}]
         )
     return (value - _EPOCH) // _MICROSECOND
 

@@ -23,6 +23,8 @@ async def call(declaration: HandlerDeclaration, input: object, context: Context[
         return await _in_thread(lambda: declaration.handler(input, context))
     except SystemExit as error:
         raise RuntimeError(f"the handler called sys.exit({error.code!r})") from error
+    except KeyboardInterrupt as error:  # not ours: signals do not arrive as exceptions here
+        raise RuntimeError("the handler raised KeyboardInterrupt") from error
 
 
 async def _in_thread(function: Callable[[], object]) -> object:

@@ -192,6 +192,8 @@ class Pipeline:
         except ValidationError as error:
             message = f"the input does not fit: {_faults(error)}"
             return self._failed(execution, Reason.INPUT_INVALID, message, retryable=False)
+        except Exception as error:  # noqa: BLE001 - a validator of the user's raised what it likes
+            return self._handler_failed(execution, error)
         return None
 
     async def _raise_fences(self, execution: Execution) -> Ending | None:
@@ -260,6 +262,8 @@ class Pipeline:
             return self._failed(execution, Reason.OUTPUT_INVALID, message)
         except (InvalidPayload, ValueError, TypeError) as error:
             return self._failed(execution, Reason.OUTPUT_INVALID, str(error))
+        except Exception as error:  # noqa: BLE001 - a validator of the user's raised what it likes
+            return self._handler_failed(execution, error)
         return Ending("delivered", Deliver(**_about(execution.assignment), output=value))
 
     # Endings --------------------------------------------------------------------------------------
@@ -303,7 +307,7 @@ class Pipeline:
             message=_storable(message, MAX_REASON_CHARACTERS),
             retryable=retryable,
         )
-        return Ending(reason if reason in _REASONS else "failed", report)
+        return Ending(report.reason if report.reason in _REASONS else "failed", report)
 
     def _lost(self, execution: Execution, why: str) -> Ending:
         """The authority was over before the work was done. Where the lease has run out the
@@ -353,10 +357,12 @@ def _reject(assignment: Assignment, reason: Reason) -> Reject:
     return Reject(**_about(assignment), reason=reason)
 
 
-def _storable(text: str, limit: int) -> str:
-    """Text that the coordinator can store: no \\u0000, no lone surrogate, not too long."""
+def _storable(value: object, limit: int) -> str:
+    """Text that the coordinator can store: no \\u0000, no lone surrogate, not too long. User code
+    gives numbers and exceptions for it too."""
     return (
-        text.encode("utf-8", "replace")
+        str(value)
+        .encode("utf-8", "replace")
         .decode()
         .replace("\x00", "\N{REPLACEMENT CHARACTER}")[:limit]
     )

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from tenure.contract.codes import Code, Reason
 from tenure.contract.reports import Deliver, Fail, Reject, Report, ReportReply
@@ -228,7 +228,54 @@ async def test_a_permanent_failure_is_not_tried_again() -> None:
     assert failed.message == "no such file"
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError()])
+async def test_a_permanent_failure_in_whatever_words_ends_the_task() -> None:
+    async def handler(input: In, context: Context[Any]) -> Out:
+        raise PermanentFailure(
+            KeyError("n"),  # type: ignore[arg-type]  # what a handler without types may do
+            reason=404,  # type: ignore[arg-type]  # the same
+        )
+
+    failed = only_fail(await Bench(handler).run())
+    assert (failed.reason, failed.message, failed.retryable) == ("404", "'n'", False)
+
+
+class Picky(BaseModel):
+    """Its validator raises what pydantic does not catch."""
+
+    text: str
+
+    @field_validator("text")
+    @classmethod
+    def look_up(cls, text: str) -> str:
+        return {"known": text}[text]
+
+
+async def _known(input: Picky, context: Context[Any]) -> Out:
+    return Out(text=input.text)
+
+
+async def _unknown(input: In, context: Context[Any]) -> Picky:
+    return Picky.model_construct(text="unknown")
+
+
+@pytest.mark.parametrize(
+    ("task_type", "handler", "says"),
+    [
+        (TaskType("input", input=Picky, output=Out), _known, "KeyError: 'hello'"),
+        (TaskType("output", input=In, output=Picky), _unknown, "KeyError: 'unknown'"),
+    ],
+)
+async def test_a_validator_that_raises_fails_the_attempt_instead_of_losing_it(
+    task_type: TaskType[Any, Any], handler: Any, says: str
+) -> None:
+    b = Bench(echo)
+    b.app.task(task_type)(handler)
+    failed = only_fail(await b.run(assignment(task_type.name)))
+    assert (failed.reason, failed.message) == (Reason.HANDLER_FAILED, says)
+    assert failed.retryable, "a validator may look at the world"
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
 async def test_a_handler_that_leaves_in_its_own_way_fails(error: BaseException) -> None:
     async def handler(input: In, context: Context[Any]) -> Out:
         raise error
