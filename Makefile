@@ -57,6 +57,18 @@ test: install test-deps $(if $(filter external docker,$(TENURE_TEST_SERVICES)),,
 test-pooled: install test-deps system-deps ## Run the integration tests through a connection pooler
 	@TENURE_TEST_POOLED=1 $(BIN)/python -m pytest tests/integration tests/properties $(ARGS)
 
+# The packages that are measured beside Tenure stay out of the environment that tests run in.
+BENCH_BIN := .venv-bench/bin
+.venv-bench/.installed: pyproject.toml requirements/bench.txt | install
+	@test -x $(BENCH_BIN)/python || $(PYTHON) -m venv .venv-bench
+	VIRTUAL_ENV=.venv-bench $(BIN)/uv pip sync --quiet --require-hashes requirements/bench.txt
+	VIRTUAL_ENV=.venv-bench $(BIN)/uv pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+.PHONY: bench
+bench: .venv-bench/.installed system-deps ## Measure Tenure beside FastStream: tasks/s, latency, costs, memory
+	@$(BENCH_BIN)/python -m bench.end_to_end $(ARGS)
+
 .PHONY: bench-append-lock
 bench-append-lock: install ## Measure what the one append lock costs, about four minutes
 	@$(BIN)/python bench/append_lock.py $(ARGS)
@@ -86,10 +98,11 @@ IMAGE_EXTRAS := client executor sql coordinator relay cli
 .PHONY: lock
 lock: install ## Write the hashed requirement files anew; ARGS=--upgrade for newer versions
 	$(LOCK) --all-extras --group dev $(ARGS) -o requirements/dev.txt pyproject.toml
+	$(LOCK) --all-extras --group dev --group bench --constraints requirements/dev.txt -o requirements/bench.txt pyproject.toml
 	$(LOCK) $(IMAGE_EXTRAS:%=--extra %) --constraints requirements/dev.txt -o requirements/image.txt pyproject.toml
 	$(LOCK) $(ARGS) -o requirements/bootstrap.txt requirements/bootstrap.in
 
 .PHONY: clean
 clean: ## Remove the environment, caches and built files
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-bench dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -83,7 +83,7 @@ def test_every_locked_dependency_is_exact_and_hashed(lock: Path) -> None:
 
 
 def test_all_locks_exist() -> None:
-    assert [lock.name for lock in LOCKS] == ["bootstrap.txt", "dev.txt", "image.txt"]
+    assert [lock.name for lock in LOCKS] == ["bench.txt", "bootstrap.txt", "dev.txt", "image.txt"]
 
 
 def test_the_image_has_the_versions_that_are_tested() -> None:
