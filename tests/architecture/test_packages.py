@@ -44,6 +44,11 @@ def test_a_source_root_holds_only_its_package(root: str) -> None:
 
 
 @pytest.mark.parametrize("root", ROOTS)
+def test_a_source_root_says_what_is_in_it(root: str) -> None:
+    assert (REPOSITORY / root / "README.md").is_file()
+
+
+@pytest.mark.parametrize("root", ROOTS)
 def test_every_package_is_marked_as_typed(root: str) -> None:
     assert (package(root) / "py.typed").is_file()
 
