@@ -20,7 +20,7 @@ from tests.support.isolation import (
     empty_state,
     fresh_space,
 )
-from tests.support.pgbouncer import Pooler, pgbouncer
+from tests.support.pgbouncer import Pooler, pgbouncer, route
 
 _DATABASES = frozenset({"database", "module_database", "pooled_database"})
 """Fixtures with logins of services."""
@@ -77,26 +77,24 @@ async def database_server(
         if not services.POOLED:
             yield server
             return
-        async with pgbouncer(server_directory, url, server.logins()) as server.pooler:
+        async with pgbouncer(server_directory, url, server.logins()) as pooler:
+            route(url, pooler)
             yield server
+            route(url, None)
 
 
 @pytest.fixture(scope="session")
 async def pooler(database_server: DatabaseServer, server_directory: Path) -> AsyncIterator[Pooler]:
     """A PgBouncer in transaction mode before this run's PostgreSQL."""
-    if database_server.pooler is not None:
-        yield database_server.pooler
-        return
-    async with pgbouncer(
-        server_directory, database_server.url, database_server.logins()
-    ) as started:
+    logins = database_server.logins()
+    async with pgbouncer(server_directory, database_server.url, logins) as started:
         yield started
 
 
 @pytest.fixture
 def pooled_database(database: FreshDatabase, pooler: Pooler) -> FreshDatabase:
     """A migrated database whose services' logins go through a PgBouncer in transaction mode."""
-    return database if database.pooled else database.through(pooler)
+    return database.through(pooler)
 
 
 @pytest.fixture(scope="session")

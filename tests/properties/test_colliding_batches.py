@@ -22,8 +22,9 @@ from tenure.coordinator.core.commands import AnyCommand
 from tenure.coordinator.core.decisions import Accepted, Answered, Decision, Refused
 from tenure.coordinator.store.commit import ItemOutcome
 from tenure.coordinator.store.postgres import open_pool
-from tests.support import steps
+from tests.support import services, steps
 from tests.support.isolation import FreshDatabase
+from tests.support.pgbouncer import routed
 from tests.support.sessions import session
 from tests.support.world import REPORTS, Op, World
 
@@ -99,10 +100,10 @@ async def reader(module_database: FreshDatabase) -> AsyncIterator[asyncpg.Connec
 @pytest.fixture(scope="module")
 async def pool(module_database: FreshDatabase) -> AsyncIterator[asyncpg.Pool]:
     pool = await open_pool(
-        module_database.coordinator_url,
+        routed(module_database.coordinator_url),
         size=2,
         application_name="batches",
-        pooled=module_database.pooled,
+        pooled=services.POOLED,
     )
     yield pool
     await pool.close()

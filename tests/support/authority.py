@@ -44,7 +44,9 @@ from tenure.coordinator.core.rows import ResourceAmounts
 from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.scheduler import Scheduler
 from tenure.coordinator.store.postgres import open_pool
+from tests.support import services
 from tests.support.isolation import FreshDatabase
+from tests.support.pgbouncer import routed
 
 TENANT = TenantId("default")
 
@@ -309,7 +311,10 @@ async def replica(
 ) -> AsyncIterator[Bench]:
     """A running replica of the authority."""
     pool = await open_pool(
-        database.coordinator_url, size=8, application_name="test", pooled=database.pooled
+        routed(database.coordinator_url),
+        size=8,
+        application_name="test",
+        pooled=database.pooled or services.POOLED,
     )
     owner = await asyncpg.connect(database.owner_url)
     observer = Noting()

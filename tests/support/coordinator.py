@@ -13,6 +13,7 @@ from tenure.coordinator.app import Coordinator
 from tenure.coordinator.config import CoordinatorSettings, load_settings
 from tenure.settings.secrets import SecretFile
 from tests.support.isolation import BrokerSpace, FreshDatabase
+from tests.support.pgbouncer import routed
 from tests.support.published import check_response
 
 TOKENS = [
@@ -32,7 +33,9 @@ def settings_for(
     return load_settings(
         **(
             {
-                "database_url": database_url,
+                "database_url": routed(database_url)
+                if isinstance(database_url, str)
+                else database_url,
                 "broker_url": broker_url,
                 "tokens": TOKENS,
                 "listen": "127.0.0.1:0",

@@ -72,14 +72,10 @@ def with_login(url: str, user: str, password: str) -> str:
 
 
 class DatabaseServer:
-    """Makes databases on the server that ``url`` logs in to.
-
-    With a ``pooler`` the services' logins to them go through that.
-    """
+    """Makes databases on the server that ``url`` logs in to."""
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.pooler: Pooler | None = None
         # The same for every process that shares the server: roles belong to all of it.
         self._password = hashlib.sha256(url.encode()).hexdigest()[:24]
 
@@ -113,17 +109,16 @@ class DatabaseServer:
         await self._execute(f'create database "{name}" template "{template}" owner {_OWNER}')
         url = with_path(self.url, name)
         roles = Roles()
-        database = FreshDatabase(
+        return FreshDatabase(
             name=name,
             owner_url=with_login(url, _OWNER, self._password),
             coordinator_url=with_login(url, roles.coordinator, self._password),
             relay_url=with_login(url, roles.relay, self._password),
             admin_url=url,
         )
-        return database if self.pooler is None else database.through(self.pooler)
 
     def logins(self) -> dict[str, str]:
-        """Passwords of the accounts that the databases of this server have, by user."""
+        """Passwords of the accounts of these databases, by user."""
         return dict.fromkeys((*Roles().names(), _OWNER), self._password)
 
     async def drop(self, name: str) -> None:

@@ -70,6 +70,25 @@ def program() -> str:
     return found
 
 
+_ROUTES: dict[tuple[str | None, int | None], Pooler] = {}
+
+
+def route(server_url: str, pooler: Pooler | None) -> None:
+    """From now on services reach the server of this URL through the pooler; None: directly."""
+    parts = urlsplit(server_url)
+    if pooler is None:
+        _ROUTES.pop((parts.hostname, parts.port), None)
+    else:
+        _ROUTES[parts.hostname, parts.port] = pooler
+
+
+def routed(url: str) -> str:
+    """The way a service takes to the server of this URL."""
+    parts = urlsplit(url)
+    pooler = _ROUTES.get((parts.hostname, parts.port))
+    return url if pooler is None else pooler.through(url)
+
+
 @asynccontextmanager
 async def pgbouncer(
     directory: Path,

@@ -20,6 +20,7 @@ from tenure.relay.config import load_settings
 from tenure.relay.core.outcome import Outcome
 from tenure.settings.secrets import SecretFile
 from tests.support.log_rows import LogRow
+from tests.support.pgbouncer import routed
 from tests.support.sessions import session, until
 
 _PROGRAM = (
@@ -35,7 +36,7 @@ async def relaying(
 ) -> AsyncIterator[Parts]:
     """A relay in this process for the length of a block; then it drains."""
     values = {
-        "database_url": database_url,
+        "database_url": routed(database_url) if isinstance(database_url, str) else database_url,
         "broker_url": broker_url,
         "name_prefix": prefix,
         **QUICK,
@@ -59,7 +60,7 @@ async def relay_process(
     """A relay as a process of its own, killed at the end of the block when it still runs."""
     environment = {
         "PATH": os.environ["PATH"],
-        "TENURE_DATABASE_URL": database_url,
+        "TENURE_DATABASE_URL": routed(database_url),
         "TENURE_BROKER_URL": broker_url,
         "TENURE_NAME_PREFIX": prefix,
         "TENURE_RELAY_LISTEN": "127.0.0.1:0",

@@ -11,9 +11,9 @@
 ``auto``      external when a URL is given, else docker when a daemon answers and has both images,
               else local
 
-``TENURE_TEST_POOLED=1``: the services' logins go through a PgBouncer in transaction mode, and every
-process is told so (``make test-pooled``). Tests that need a session of their own are marked
-``direct`` and left out.
+``TENURE_TEST_POOLED=1``: authorities, coordinators and relays that tests start go through a
+PgBouncer in transaction mode, and are told so (``make test-pooled``). The tests' own sessions stay
+direct. What cannot be shown that way is marked ``direct`` and left out.
 
 Each pytest process has its own pair of servers (with pytest-xdist: each worker), started when the
 first test asks for them. External servers are shared, and the fresh databases and vhosts on them

@@ -16,8 +16,11 @@ from tenure.cli.connection import (
     state_directory,
 )
 from tenure.cli.exits import Exit, UsageError, needs
+from tenure.contract.topology import DEFAULT_PREFIX
+from tenure.settings.secrets import read_text
 
 if TYPE_CHECKING:
+    from tenure.cli.local.given import GivenServers
     from tenure.cli.local.stack import ExecutorSpec, Stack
 
 
@@ -32,6 +35,18 @@ def up(
         Path | None,
         Parameter(help="Folder of the stack. [default: TENURE_STATE_DIR or .tenure]"),
     ] = None,
+    database_url: Annotated[
+        str | None,
+        Parameter(
+            help="A database to use instead of a private one: the login that owns it, or @FILE."
+        ),
+    ] = None,
+    broker_url: Annotated[
+        str | None, Parameter(help="A broker to use instead of a private one, or @FILE.")
+    ] = None,
+    name_prefix: Annotated[
+        str, Parameter(help="What all names on a broker of somebody else's begin with.")
+    ] = DEFAULT_PREFIX,
     quiet: Annotated[
         bool, Parameter(negative="", help="Do not show the processes' logs; they are in files.")
     ] = False,
@@ -45,19 +60,37 @@ def up(
         raise UsageError("--slots: at least 1.")
     # Modules that the command needs anyway, all of them before anything starts.
     with needs("all"):
+        from tenure.cli.local.given import GivenServers
         from tenure.cli.local.stack import ExecutorSpec
 
+    servers = GivenServers(
+        database_url=_told("--database-url", database_url),
+        broker_url=_told("--broker-url", broker_url),
+        name_prefix=name_prefix,
+    )
     names = _names(executor)
     specs = [
         ExecutorSpec(name=name, application=application, slots=slots)
         for name, application in zip(names, executor, strict=True)
     ]
-    code = asyncio.run(_up(state_directory(state_dir).absolute(), specs, quiet))
+    code = asyncio.run(_up(state_directory(state_dir).absolute(), specs, servers, quiet))
     if code is not Exit.DONE:
         sys.exit(code)
 
 
-async def _up(directory: Path, executors: "list[ExecutorSpec]", quiet: bool) -> Exit:
+def _told(option: str, value: str | None) -> str | None:
+    """The value, or the content of the file that ``@FILE`` names: a command line is no secret."""
+    if value is None or not value.startswith("@"):
+        return value
+    try:
+        return read_text(Path(value[1:]))
+    except ValueError as error:
+        raise UsageError(f"{option} {value}: {error}.") from error
+
+
+async def _up(
+    directory: Path, executors: "list[ExecutorSpec]", servers: "GivenServers", quiet: bool
+) -> Exit:
     from tenure.cli.local.interrupts import Interrupts
     from tenure.cli.local.stack import Stack
     from tenure.cli.local.terminal import LogFollower
@@ -68,6 +101,7 @@ async def _up(directory: Path, executors: "list[ExecutorSpec]", quiet: bool) -> 
         directory,
         executors,
         say=follower.say,
+        given=servers,
         on_log=(lambda name, log: None) if quiet else follower.follow,
     )
     with Interrupts() as interrupts:

@@ -61,6 +61,7 @@ def write_connection(folder: Path, mode: int = 0o600) -> Path:
         (["config", "show", "nobody"], Exit.USAGE, "error: usage:"),
         (["coordinator", "--config", "no.toml"], Exit.SETUP, "error: settings_invalid: The conf"),
         (["up", "--slots", "0"], Exit.USAGE, "error: usage: --slots"),
+        (["up", "--broker-url", "@none"], Exit.USAGE, "error: usage: --broker-url @none: the file"),
         (["executor", "nothing-here"], Exit.USAGE, "error: usage: 'nothing-here'"),
         (["executor", "nothing_here:app"], Exit.USAGE, "error: usage: there is no module"),
     ],

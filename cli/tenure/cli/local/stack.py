@@ -1,5 +1,7 @@
 """A whole local stack in one folder: PostgreSQL, RabbitMQ, a coordinator, a relay, executors.
 
+Given servers take the place of the private ones.
+
 Layout of the state directory (nothing in it is readable by other accounts):
 
     connection.json   addresses and tokens, found by the command; there while the stack runs
@@ -16,10 +18,16 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 from tenure.cli.connection import CONNECTION_FILE, STATE_DIRECTORY_VARIABLE
 from tenure.cli.local.accounts import choose_account
+from tenure.cli.local.given import (
+    SECRETS,
+    GivenServers,
+    check_broker,
+    prepare_database,
+    with_login,
+)
 from tenure.cli.local.ports import LOOPBACK, PortReservation, reserve_port
 from tenure.cli.local.postgres import PrivatePostgres
 from tenure.cli.local.programs import Program, ProgramSpec
@@ -29,6 +37,7 @@ from tenure.cli.local.supervisor import Supervisor
 from tenure.cli.together import together
 from tenure.coordinator.store import migrate
 from tenure.coordinator.store.roles import Roles
+from tenure.settings.addresses import masked
 
 DATABASE: Final = "tenure"
 ROLES: Final = ("application", "executor", "operator", "read_only")
@@ -58,6 +67,7 @@ class Connection:
     url: str
     broker_url: str
     database_url: str
+    name_prefix: str
     tokens: Mapping[str, str]
 
 
@@ -67,6 +77,7 @@ class Stack:
     ``say(name, words)`` tells people what happens; ``on_log(name, path)`` is called for each
     process before it starts. ``prepare`` runs when the servers are there and nothing else is.
     ``coordinator_settings`` are variables of the coordinator's environment besides the usual ones.
+    ``given``: servers to use instead of private ones.
     """
 
     def __init__(
@@ -78,12 +89,15 @@ class Stack:
         on_log: Callable[[str, Path], None] = lambda name, path: None,
         prepare: Callable[[], Coroutine[Any, Any, None]] | None = None,
         coordinator_settings: Mapping[str, str] | None = None,
+        given: GivenServers | None = None,
     ) -> None:
         self._state = StateDirectory(state_directory)
         self.directory = self._state.path
         self.logs = self.directory / "logs"
         self.postgres = PrivatePostgres(self.directory / "postgres")
         self.rabbitmq = PrivateRabbitmq(self.directory / "rabbitmq")
+        self._given = given or GivenServers()
+        self._logins: dict[str, str] = {}
         self._executors = tuple(executors)
         self._say = say
         self._on_log = on_log
@@ -104,8 +118,9 @@ class Stack:
         """Addresses and tokens of the started stack."""
         return Connection(
             url=f"http://{self._address('coordinator')}",
-            broker_url=self.rabbitmq.url(),
-            database_url=self.postgres.url(DATABASE),
+            broker_url=self._broker_url(),
+            database_url=self._given.database_url or self.postgres.url(DATABASE),
+            name_prefix=self._given.name_prefix,
             tokens={role: self._token(role) for role in ROLES},
         )
 
@@ -121,7 +136,7 @@ class Stack:
             # PostgreSQL's account passes through to its own folder; the rest stays unreadable.
             self.directory.chmod(0o711)
         self.logs.mkdir(mode=0o700, exist_ok=True)
-        await together(self._start_postgres(), self._start_rabbitmq())
+        await together(self._database(), self._broker())
         if self._prepare is not None:
             await self._prepare()
         self._reserve_ports()
@@ -164,20 +179,39 @@ class Stack:
             await self._supervisor.let_go(program.name)
         await asyncio.gather(*(program.stop(hurry) for program in programs))
 
+    async def _database(self) -> None:
+        url = self._given.database_url
+        if url is None:
+            await self._start_postgres()
+            return
+        self._say("stack", f"using the database {masked(url)}")
+        self._logins = await prepare_database(url, self._state.secret, self._migrated)
+
+    async def _broker(self) -> None:
+        url = self._given.broker_url
+        if url is None:
+            await self._start_rabbitmq()
+            return
+        self._say("stack", f"using the broker {masked(url)}: {await check_broker(url)}")
+
+    def _migrated(self, applied: migrate.Applied) -> None:
+        self._say("stack", f"migrated to {applied.version:04}_{applied.name}")
+
     async def _start_postgres(self) -> None:
         self._say("stack", "starting postgres")
         await self.postgres.start()
         self._supervisor.keep("postgres", self.postgres)
         await self.postgres.ensure_database(DATABASE)
+        passwords = {service: self._state.secret(name) for service, name in SECRETS.items()}
         roles = Roles(
-            coordinator_password=self._state.secret("coordinator-password"),
-            relay_password=self._state.secret("relay-password"),
+            coordinator_password=passwords["coordinator"], relay_password=passwords["relay"]
         )
-        await migrate.up(
-            self.postgres.url(DATABASE),
-            lambda applied: self._say("stack", f"migrated to {applied.version:04}_{applied.name}"),
-            roles=roles,
-        )
+        url = self.postgres.url(DATABASE)
+        await migrate.up(url, self._migrated, roles=roles)
+        self._logins = {
+            "coordinator": with_login(url, roles.coordinator, passwords["coordinator"]),
+            "relay": with_login(url, roles.relay, passwords["relay"]),
+        }
 
     async def _start_rabbitmq(self) -> None:
         self._say("stack", "starting rabbitmq")
@@ -210,14 +244,14 @@ class Stack:
             "url": connection.url,
             "broker_url": connection.broker_url,
             "database_url": connection.database_url,
+            "name_prefix": connection.name_prefix,
             "tokens": dict(connection.tokens),
         }
         self._connection_file = self.directory / CONNECTION_FILE
         self._state.write(self._connection_file, json.dumps(content, indent=2))
 
-    def _role_url(self, role: str, secret: str) -> str:
-        password = quote(self._state.secret(secret), safe="")
-        return f"postgresql://{role}:{password}@{LOOPBACK}:{self.postgres.port}/{DATABASE}"
+    def _broker_url(self) -> str:
+        return self._given.broker_url or self.rabbitmq.url()
 
     def _coordinator(self) -> Program:
         tokens = [
@@ -229,8 +263,9 @@ class Stack:
             ("coordinator",),
             {
                 **self._coordinator_settings,
-                "TENURE_DATABASE_URL": self._role_url(Roles().coordinator, "coordinator-password"),
-                "TENURE_BROKER_URL": self.rabbitmq.url(),
+                "TENURE_DATABASE_URL": self._logins["coordinator"],
+                "TENURE_BROKER_URL": self._broker_url(),
+                "TENURE_NAME_PREFIX": self._given.name_prefix,
                 "TENURE_LISTEN": self._address("coordinator"),
                 "TENURE_TOKENS": json.dumps(tokens),
             },
@@ -242,8 +277,9 @@ class Stack:
             "relay",
             ("relay",),
             {
-                "TENURE_DATABASE_URL": self._role_url(Roles().relay, "relay-password"),
-                "TENURE_BROKER_URL": self.rabbitmq.url(),
+                "TENURE_DATABASE_URL": self._logins["relay"],
+                "TENURE_BROKER_URL": self._broker_url(),
+                "TENURE_NAME_PREFIX": self._given.name_prefix,
                 "TENURE_RELAY_LISTEN": self._address("relay"),
             },
             SERVICE_DRAIN_SECONDS,
@@ -258,7 +294,7 @@ class Stack:
                 **spec.environment(),
                 "TENURE_URL": f"http://{self._address('coordinator')}",
                 "TENURE_TOKEN": self._token("executor"),
-                "TENURE_BROKER_URL": self.rabbitmq.url(),
+                "TENURE_BROKER_URL": self._broker_url(),
                 "TENURE_EXECUTOR_LISTEN": self._address(spec.name),
                 "TENURE_STATE_DIR": str(self.directory / spec.name),
             },
@@ -296,6 +332,9 @@ _OURS: Final = frozenset(
         "TENURE_RELAY_LISTEN",
         "TENURE_EXECUTOR_LISTEN",
         "TENURE_NAME_PREFIX",
+        "TENURE_CONFIG",
+        "TENURE_COORDINATOR_PASSWORD",
+        "TENURE_RELAY_PASSWORD",
         STATE_DIRECTORY_VARIABLE,
     }
 )

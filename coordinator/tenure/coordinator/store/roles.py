@@ -118,6 +118,14 @@ async def ensure_roles(connection: asyncpg.Connection, roles: Roles) -> None:
                 await asyncio.sleep(random.uniform(0, 0.05 * attempt))
 
 
+async def existing_roles(connection: asyncpg.Connection, names: tuple[str, ...]) -> frozenset[str]:
+    """Which of the names are roles of the server."""
+    rows = await connection.fetch(
+        "select rolname::text as name from pg_roles where rolname = any($1::text[])", list(names)
+    )
+    return frozenset(row["name"] for row in rows)
+
+
 async def missing_roles(connection: asyncpg.Connection, roles: Roles) -> list[str]:
     """What the roles lack, in words; empty when all is well."""
     faults = []
