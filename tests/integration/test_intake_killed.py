@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 
 from tests.support.authority import replica
+from tests.support.commit_proxy import commit_proxy
 from tests.support.coordinator import TOKENS
 from tests.support.enqueueing import Shop, enqueue, loop, open_shop
 from tests.support.isolation import FreshDatabase
-from tests.support.postgres_proxy import postgres_proxy
 from tests.support.sessions import session
 from tests.support.waiting import eventually
 
@@ -31,7 +31,7 @@ async def test_a_replica_that_dies_at_any_message_leaves_one_task_of_each_row(
     shop: Shop, emptied_database: FreshDatabase
 ) -> None:
     expected: list[str] = []
-    async with postgres_proxy(emptied_database.coordinator_url) as proxy:
+    async with commit_proxy(emptied_database.coordinator_url) as proxy:
         for messages in range(1000):
             async with replica(replace(emptied_database, coordinator_url=proxy.url)) as dying:
                 for _ in range(2):  # connections are warm, types are known

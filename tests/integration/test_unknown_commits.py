@@ -30,7 +30,7 @@ from tenure.coordinator.core.decisions import Outcome
 from tests.support import steps
 from tests.support.authority import TENANT, Bench, replica
 from tests.support.isolation import FreshDatabase
-from tests.support.statement_proxy import Cut, PostgresProxy, postgres_proxy
+from tests.support.statement_proxy import Cut, StatementProxy, statement_proxy
 
 Send = Callable[[], Awaitable[Outcome]]
 COMMIT = "commit_batch"
@@ -41,13 +41,13 @@ class Site:
     """A replica whose connections all go through the proxy."""
 
     bench: Bench
-    proxy: PostgresProxy
+    proxy: StatementProxy
     database: FreshDatabase
 
 
 @pytest.fixture
 async def site(emptied_database: FreshDatabase) -> AsyncIterator[Site]:
-    async with postgres_proxy(emptied_database.coordinator_url) as (proxy, url):
+    async with statement_proxy(emptied_database.coordinator_url) as (proxy, url):
         behind = replace(emptied_database, coordinator_url=url)
         async with replica(behind) as bench:
             yield Site(bench, proxy, emptied_database)

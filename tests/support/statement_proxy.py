@@ -42,8 +42,8 @@ class Plan:
     sqlstate: str | None = None
 
 
-class PostgresProxy:
-    """Forwards connections to a server. Use ``postgres_proxy``."""
+class StatementProxy:
+    """Forwards connections to a server. Use ``statement_proxy``."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
@@ -102,7 +102,7 @@ class _Link:
 
     def __init__(
         self,
-        proxy: PostgresProxy,
+        proxy: StatementProxy,
         client: asyncio.StreamReader,
         to_client: asyncio.StreamWriter,
         server: asyncio.StreamReader,
@@ -175,10 +175,10 @@ async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
 
 
 @asynccontextmanager
-async def postgres_proxy(url: str) -> AsyncIterator[tuple[PostgresProxy, str]]:
+async def statement_proxy(url: str) -> AsyncIterator[tuple[StatementProxy, str]]:
     """A proxy in front of the server in ``url``, and the URL that leads through it."""
     parts = urlsplit(url)
-    proxy = PostgresProxy(parts.hostname or "127.0.0.1", parts.port or 5432)
+    proxy = StatementProxy(parts.hostname or "127.0.0.1", parts.port or 5432)
     server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     login = parts.netloc.rpartition("@")[0]

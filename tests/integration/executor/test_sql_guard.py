@@ -18,6 +18,7 @@ from tenure.executor.errors import (
     StaleToken,
 )
 from tenure.executor.guards.sql import SqlGuard, install_statements
+from tests.support.commit_proxy import Cut, commit_proxy
 from tests.support.downstream import (
     Connection,
     Downstream,
@@ -28,7 +29,6 @@ from tests.support.downstream import (
     write,
 )
 from tests.support.isolation import FreshDatabase
-from tests.support.postgres_proxy import Cut, postgres_proxy
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ async def test_a_commit_that_was_not_answered_and_happened_is_found_out(
     receiver: Downstream,
 ) -> None:
     async with (
-        postgres_proxy(receiver.writer_url) as proxy,
+        commit_proxy(receiver.writer_url) as proxy,
         SqlGuard(proxy.url, pool_size=1) as guard,
     ):
         context = await attempt(receiver.owner)
@@ -230,7 +230,7 @@ async def test_a_commit_that_was_not_answered_and_did_not_happen_is_found_out(
     receiver: Downstream,
 ) -> None:
     async with (
-        postgres_proxy(receiver.writer_url) as proxy,
+        commit_proxy(receiver.writer_url) as proxy,
         SqlGuard(proxy.url, pool_size=1) as guard,
     ):
         context = await attempt(receiver.owner)
@@ -247,7 +247,7 @@ async def test_a_commit_whose_outcome_cannot_be_learned_says_so_and_may_be_repea
 ) -> None:
     monkeypatch.setattr("tenure.executor.guards.sql._SETTLE_SECONDS", 0.3)
     async with (
-        postgres_proxy(receiver.writer_url) as proxy,
+        commit_proxy(receiver.writer_url) as proxy,
         SqlGuard(proxy.url, pool_size=1) as guard,
     ):
         context = await attempt(receiver.owner, remaining_seconds=0.7)
@@ -430,7 +430,7 @@ async def test_a_receiver_without_the_guard_says_how_to_install_it(
 async def test_a_receiver_that_cannot_be_reached_may_be_tried_again(receiver: Downstream) -> None:
     context = await attempt(receiver.owner)
     async with (
-        postgres_proxy(receiver.writer_url) as proxy,
+        commit_proxy(receiver.writer_url) as proxy,
         SqlGuard(proxy.url) as guard,
     ):
         proxy.refuse_connections = True

@@ -19,7 +19,7 @@ class Cut(Enum):
     AFTER_COMMIT = auto()  # the server has answered it, the client does not hear
 
 
-class PostgresProxy:
+class CommitProxy:
     """Forwards whole messages. ``url`` is where clients connect; ``cut`` is the next fault, and so
     is ``messages_left``: a cut instead of the message, of either direction, after so many."""
 
@@ -151,9 +151,9 @@ async def _read_message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
 
 
 @asynccontextmanager
-async def postgres_proxy(upstream_url: str) -> AsyncIterator[PostgresProxy]:
+async def commit_proxy(upstream_url: str) -> AsyncIterator[CommitProxy]:
     """A proxy for the length of a block. It offers no TLS."""
-    proxy = PostgresProxy(upstream_url)
+    proxy = CommitProxy(upstream_url)
     await proxy.start()
     try:
         yield proxy

@@ -1,12 +1,12 @@
 """Counts what crosses the wire between a client and PostgreSQL, by the messages of the protocol."""
 
-import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
+
+from tests.support.toxic import toxic
 
 _EXECUTE, _SIMPLE_QUERY, _READY_FOR_QUERY = b"E", b"Q", b"Z"
 _HEAD_BYTES = 5
@@ -52,42 +52,26 @@ class _Messages:
             del self._buffer[:end]
 
 
+class _Counted:
+    """A filter of one connection that changes nothing and counts."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._client = _Messages(traffic.client, begins_untyped=True)
+        self._server = _Messages(traffic.server, begins_untyped=False)
+
+    def to_server(self, data: bytes) -> bytes:
+        self._client.feed(data)
+        return data
+
+    def to_client(self, data: bytes) -> bytes:
+        self._server.feed(data)
+        return data
+
+
 @asynccontextmanager
 async def counted(url: str) -> AsyncIterator[tuple[str, Traffic]]:
     """Another address of the server in ``url``, and what goes through it, on all connections."""
-    parts = urlsplit(url)
     traffic = Traffic()
-    pumps: set[asyncio.Task[None]] = set()
-
-    async def pump(
-        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, messages: _Messages
-    ) -> None:
-        with contextlib.suppress(ConnectionError):
-            while data := await reader.read(65536):
-                messages.feed(data)
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        server_reader, server_writer = await asyncio.open_connection(parts.hostname, parts.port)
-        for pumping in (
-            pump(reader, server_writer, _Messages(traffic.client, begins_untyped=True)),
-            pump(server_reader, writer, _Messages(traffic.server, begins_untyped=False)),
-        ):
-            task = asyncio.create_task(pumping)
-            pumps.add(task)
-            task.add_done_callback(pumps.discard)
-
-    listener = await asyncio.start_server(accept, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
-    login = parts.netloc.rpartition("@")[0]
-    try:
-        yield (
-            parts._replace(netloc=f"{login}@127.0.0.1:{port}", query="sslmode=disable").geturl(),
-            traffic,
-        )
-    finally:
-        listener.close()
-        await asyncio.gather(*pumps)
-        await listener.wait_closed()
+    readable = urlsplit(url)._replace(query="sslmode=disable").geturl()
+    async with toxic(readable, lambda: _Counted(traffic)) as proxy:
+        yield proxy.url, traffic
