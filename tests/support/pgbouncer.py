@@ -10,9 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
-
-import asyncpg
+from urllib.parse import quote, urlsplit
 
 from tenure.cli.local import processes
 from tenure.cli.local.accounts import choose_account, hand_over
@@ -165,19 +163,3 @@ async def _serves(port: int, process: "subprocess.Popen[bytes]", folder: Path) -
                 writer.close()
                 return
     raise AssertionError(f"PgBouncer ended:\n{processes.tail(folder / 'console')}")
-
-
-async def reload(pooler: Pooler) -> None:
-    """Let it read its files again."""
-    os.kill(int((pooler.directory / "pid").read_text()), signal.SIGHUP)
-
-
-def login_of(url: str) -> tuple[str, str]:
-    """User and password of a URL."""
-    parts = urlsplit(url)
-    return unquote(parts.username or ""), unquote(parts.password or "")
-
-
-async def backend_pid(connection: asyncpg.Connection) -> int:
-    """The server process that answers this connection now."""
-    return int(await connection.fetchval("select pg_backend_pid()"))

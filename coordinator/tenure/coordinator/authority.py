@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoints
 from tenure.contract.ids import IncarnationId
@@ -34,8 +34,6 @@ from tenure.coordinator.store.load import (
     load_submissions,
 )
 from tenure.coordinator.store.postgres import Pool
-
-LANE_NAMES: Final = ("submissions", "intake", "reports", "renewals", "allocations", "nodes")
 
 
 class Authority:

@@ -17,7 +17,6 @@ from tenure.cli.local.errors import LocalProcessFailedError, LocalProcessNotRead
 
 LOG_LIMIT_BYTES = 10 * 1024 * 1024
 HURRIED_SECONDS = 10.0
-KILL_SECONDS = 5.0
 _PROBE_SECONDS = 0.1
 
 
