@@ -9,6 +9,8 @@ import asyncpg
 import pytest
 
 from tenure.contract.codec import decode_event
+from tenure.contract.ids import TenantId
+from tenure.coordinator.submission import derived_id
 from tests.support.coordinator import Fleet, fleet, report_of, until
 from tests.support.isolation import BrokerSpace, FreshDatabase
 
@@ -280,6 +282,25 @@ async def test_a_stream_holds_every_event_without_a_hole(
         }
         rest = (await api.reader.get(path, after=number - 1, limit=5)).json()
         assert [event["sequence"] for event in rest["events"]] == [number]
+
+
+@pytest.mark.requirement("OPS-05")
+@pytest.mark.parametrize("squatter", ["fleet", "theirs"])
+async def test_no_report_takes_the_command_of_an_applications_key(
+    api: Fleet, squatter: str
+) -> None:
+    """Whoever guesses a key can compute its command; chosen as a report's id it did harm once."""
+    await api.register()
+    api.executor = api.callers[squatter]
+    api.application = api.callers["shop" if squatter == "fleet" else "other"]
+    incarnation = await api.register(node_id="node-2", types=("decoy",))
+    assignment = await api.assigned(incarnation, await api.submit(type="decoy"), "node-2")
+    chosen = derived_id(TenantId("default"), "submit", "order-1")
+    taken = await api.report(incarnation, assignment, "take", "node-2", report_id=chosen)
+    assert taken.outcome == "applied"
+    shop = api.callers["shop"]
+    body = {"type": "sha256", "idempotency_key": "order-1"}
+    assert (await shop.post("/v1/tasks", body)).status_code == 201
 
 
 @pytest.mark.requirement("OPS-05")

@@ -113,7 +113,7 @@ def about(**values: Any) -> dict[str, Any]:
 @pytest.mark.requirement("LATE-04")
 def test_a_report_is_known_by_its_id_and_all_its_content() -> None:
     first = report(Deliver(**about(output={"a": 1})))
-    assert first.command_id == UUID
+    assert first.command_id == derived_id(FLEET.tenant, "report", UUID)
     for other in (
         report(Deliver(**about(output={"a": 2}))),
         report(Deliver(**about(output={"a": 1}, fencing_token=2**32 + 2))),

@@ -114,12 +114,14 @@ class Executors:
         }
         reports = items.batch.reports if items.batch else ()
         commands: dict[int, AttemptCommand] = {}
+        report_ids: dict[int, str] = {}
         number = len(reports) + len(faults)
         good = iter(reports)
         for index in range(number):
             if index in faults or items.batch is None:
                 continue
             report = next(good)
+            report_ids[index] = report.report_id
             try:
                 commands[index] = wire.report(
                     report,
@@ -134,8 +136,8 @@ class Executors:
         replies = dict(faults)
         if commands:
             outcomes = await self._admission.report(list(commands.values()))
-            for (index, command), outcome in zip(commands.items(), outcomes, strict=True):
-                replies[index] = wire.report_reply(command.command_id, outcome)
+            for index, outcome in zip(commands, outcomes, strict=True):
+                replies[index] = wire.report_reply(report_ids[index], outcome)
         return Answer(
             ReportReplies(replies=tuple(replies[index] for index in range(number))),
             exclude_none=True,

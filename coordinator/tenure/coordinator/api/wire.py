@@ -1,8 +1,8 @@
 """Requests of the contract -> commands of the core, and outcomes -> replies.
 
-Ids of commands are the caller's: derived from its key or taken from its report, so that a
-repetition meets the stored outcome (LATE-04). Submissions are in ``submission.py``, since they come
-through the intake too.
+Ids of commands are derived from the caller's key or its report's id, so that a repetition meets the
+stored outcome (LATE-04), and from its tenant and purpose, so that nobody takes the id of another's
+command. Submissions are in ``submission.py``, since they come through the intake too.
 """
 
 from collections.abc import Mapping
@@ -77,12 +77,12 @@ def report(
     identity: Identity,
     payload_limit_bytes: int,
 ) -> commands.AttemptCommand:
-    """The command of a report; its id is the report's.
+    """The command of a report.
 
     Raises InvalidPayload for an output or a text that cannot be stored.
     """
     common: dict[str, Any] = {
-        "command_id": CommandId(request.report_id),
+        "command_id": derived_id(identity.tenant, "report", request.report_id),
         "fingerprint": fingerprint([node_id, incarnation, request.model_dump()]),
         "tenant": identity.tenant,
         "actor": identity.name,
