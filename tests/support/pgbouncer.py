@@ -40,7 +40,6 @@ class Pooler:
     """A running PgBouncer. ``through`` gives the way to the same database and login through it."""
 
     port: int
-    directory: Path
 
     def through(self, url: str, **query: str) -> str:
         """The URL with the pooler as its server."""
@@ -48,13 +47,6 @@ class Pooler:
         login = parts.netloc.rpartition("@")[0]
         words = "&".join(f"{name}={quote(value, safe='/')}" for name, value in query.items())
         return parts._replace(netloc=f"{login}@{LOOPBACK}:{self.port}", query=words).geturl()
-
-    def set_password(self, user: str, password: str) -> None:
-        """Let this user in with another password from now on, towards PostgreSQL too."""
-        path = self.directory / "users.txt"
-        lines = path.read_text().splitlines()
-        kept = [line for line in lines if not line.startswith(f'"{user}" ')]
-        path.write_text("\n".join([*kept, f'"{user}" "{password}"', ""]))
 
 
 def program() -> str:
@@ -121,14 +113,14 @@ async def pgbouncer(
             "client_tls_cert_file": str(certificate.chain),
             "client_tls_key_file": str(certificate.key),
         }
-    pooler = Pooler(reservation.port, folder)
     (folder / "pgbouncer.ini").write_text(
         f"[databases]\n* = host={server.hostname} port={server.port}\n[pgbouncer]\n"
         + "".join(f"{name} = {value}\n" for name, value in settings.items())
     )
     (folder / "users.txt").touch(mode=0o600)
-    for user, password in logins.items():
-        pooler.set_password(user, password)
+    (folder / "users.txt").write_text(
+        "".join(f'"{user}" "{password}"\n' for user, password in logins.items())
+    )
     account = choose_account()
     if account.is_another:
         hand_over([folder], account)
@@ -145,7 +137,7 @@ async def pgbouncer(
     )
     try:
         await _serves(reservation.port, process, folder)
-        yield pooler
+        yield Pooler(reservation.port)
     finally:
         process.kill()
         process.wait()

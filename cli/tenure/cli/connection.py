@@ -87,4 +87,6 @@ def open_client(role: str = "operator") -> "AsyncClient":
         from tenure.client import AsyncClient
 
     connection = find_connection(role)
-    return AsyncClient(connection.url, connection.token, retry_seconds=COMMAND_RETRY_SECONDS)
+    return AsyncClient(
+        connection.url, connection.current_token, retry_seconds=COMMAND_RETRY_SECONDS
+    )

@@ -7,7 +7,7 @@ from typing import Any, Self, overload
 
 from tenure.client import calls
 from tenure.client.handles import AsyncTaskHandle, all_or_refusal, as_it_is, output_reader
-from tenure.client.http import AsyncHttp
+from tenure.client.http import AsyncHttp, Token
 from tenure.client.settings import (
     DEFAULT_MAX_CONNECTIONS,
     DEFAULT_RETRY_SECONDS,
@@ -36,7 +36,7 @@ class AsyncClient:
     def __init__(
         self,
         url: str = DEFAULT_URL,
-        token: str = "",
+        token: Token = "",
         *,
         retry_seconds: float = DEFAULT_RETRY_SECONDS,
         max_connections: int = DEFAULT_MAX_CONNECTIONS,
@@ -53,7 +53,7 @@ class AsyncClient:
         Raises NotConfigured.
         """
         connection = connection_from_environment()
-        return cls(connection.url, connection.token, retry_seconds=retry_seconds)
+        return cls(connection.url, connection.current_token, retry_seconds=retry_seconds)
 
     async def __aenter__(self) -> Self:
         return self

@@ -8,7 +8,7 @@ unreachable or says "later" is asked again, with full jitter, until ``retry_seco
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
@@ -33,6 +33,9 @@ from tenure.contract.tasks import Problem
 
 T = TypeVar("T")
 
+Token = str | Callable[[], str]
+"""What is shown to the coordinator, or a function that is asked for it."""
+
 CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 15.0
 """How long an answer may take beyond the wait that the request itself asks for."""
@@ -50,25 +53,23 @@ class _Later(Exception):
 
 
 class _Coordinator:
-    """One coordinator and one token: how it is asked, and what its answers mean.
+    """One coordinator and one token: how it is asked, and what its answers mean. A token that is a
+    function is asked for each call, so that it may be replaced.
 
     Raises Unreachable at construction for a URL that is none, Refused for a token that cannot be
     one.
     """
 
-    def __init__(self, url: str, token: str, *, retry_seconds: float) -> None:
+    def __init__(self, url: str, token: Token, *, retry_seconds: float) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Unreachable(
                 f"{url!r} is no address of a coordinator.",
                 next_step="Give one like http://127.0.0.1:8420.",
             )
-        if not token.isascii() or not token.isprintable() or not token:
-            raise Refused(
-                problem(401, Code.UNAUTHENTICATED, "the token is empty or holds odd characters.")
-            )
         self.url = url.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
+        self._token = token
+        self._authorization()
         # A proxy configured for the world cannot reach this machine's own loopback.
         self._trust_env = not _is_loopback(parts.hostname)
         self._retry_seconds = retry_seconds
@@ -77,7 +78,7 @@ class _Coordinator:
         """Arguments of either HTTP client."""
         return {
             "base_url": self.url,
-            "headers": self._headers,
+            "headers": {"Accept": "application/json"},
             "limits": httpx2.Limits(
                 max_connections=max_connections, max_keepalive_connections=max_connections
             ),
@@ -96,13 +97,15 @@ class _Coordinator:
 
     def request(self, call: Call) -> dict[str, Any]:
         """Arguments of either client's ``request``: the same for every try."""
-        content_type = {} if call.body is None else {"Content-Type": "application/json"}
+        headers = self._authorization()
+        if call.body is not None:
+            headers["Content-Type"] = "application/json"
         return {
             "method": call.method,
             "url": call.path,
             "params": dict(call.query),
             "content": call.body,
-            "headers": content_type | dict(call.headers),
+            "headers": headers | dict(call.headers),
             "timeout": httpx2.Timeout(
                 ANSWER_SECONDS + call.wait_seconds,
                 connect=CONNECT_SECONDS,
@@ -110,6 +113,14 @@ class _Coordinator:
                 pool=None,
             ),
         }
+
+    def _authorization(self) -> dict[str, str]:
+        token = self._token if isinstance(self._token, str) else self._token()
+        if not token.isascii() or not token.isprintable() or not token:
+            raise Refused(
+                problem(401, Code.UNAUTHENTICATED, "the token is empty or holds odd characters.")
+            )
+        return {"Authorization": f"Bearer {token}"}
 
     @contextmanager
     def sending(self) -> Iterator[None]:
@@ -151,7 +162,7 @@ class Http:
     def __init__(
         self,
         url: str,
-        token: str,
+        token: Token,
         *,
         retry_seconds: float,
         max_connections: int = 64,
@@ -200,7 +211,7 @@ class AsyncHttp:
     def __init__(
         self,
         url: str,
-        token: str,
+        token: Token,
         *,
         retry_seconds: float,
         max_connections: int = 64,

@@ -31,6 +31,16 @@ class Connection:
 
     url: str
     token: str = field(repr=False)
+    token_file: Path | None = None
+
+    def current_token(self) -> str:
+        """The token as its file has it now; the one first read while the file cannot be read."""
+        if self.token_file is None:
+            return self.token
+        try:
+            return self.token_file.read_text(encoding="utf-8").strip() or self.token
+        except (OSError, UnicodeDecodeError):
+            return self.token
 
 
 def read_secret(name: str, environment: Mapping[str, str]) -> str | None:
@@ -62,14 +72,15 @@ def connection_from_environment(environment: Mapping[str, str] | None = None) ->
     token = read_secret("TENURE_TOKEN", environment)
     url = environment.get("TENURE_URL")
     if token is not None:
-        return Connection(url=url or DEFAULT_URL, token=token)
+        file = environment.get("TENURE_TOKEN_FILE")
+        return Connection(url or DEFAULT_URL, token, Path(file) if file else None)
     directory = Path(environment.get(STATE_DIRECTORY_VARIABLE) or DEFAULT_STATE_DIRECTORY)
-    file = directory / CONNECTION_FILE
-    if not url and file.exists():
-        return _local_stack(file)
+    local = directory / CONNECTION_FILE
+    if not url and local.exists():
+        return _local_stack(local)
     raise NotConfigured(
         "no token: TENURE_TOKEN is not set"
-        + ("." if url else f", and no local stack runs here ({file} is not there)."),
+        + ("." if url else f", and no local stack runs here ({local} is not there)."),
         next_step="Set TENURE_TOKEN, or TENURE_TOKEN_FILE to a file that holds it"
         + ("." if url else ", or start in the folder where `tenure up` runs."),
     )

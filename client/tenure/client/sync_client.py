@@ -7,7 +7,7 @@ from typing import Any, Self, overload
 
 from tenure.client import calls
 from tenure.client.handles import TaskHandle, all_or_refusal, as_it_is, output_reader
-from tenure.client.http import Http
+from tenure.client.http import Http, Token
 from tenure.client.settings import (
     DEFAULT_MAX_CONNECTIONS,
     DEFAULT_RETRY_SECONDS,
@@ -37,7 +37,7 @@ class Client:
     def __init__(
         self,
         url: str = DEFAULT_URL,
-        token: str = "",
+        token: Token = "",
         *,
         retry_seconds: float = DEFAULT_RETRY_SECONDS,
         max_connections: int = DEFAULT_MAX_CONNECTIONS,
@@ -52,7 +52,7 @@ class Client:
         Raises NotConfigured.
         """
         connection = connection_from_environment()
-        return cls(connection.url, connection.token, retry_seconds=retry_seconds)
+        return cls(connection.url, connection.current_token, retry_seconds=retry_seconds)
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,9 @@
 """``tenure up`` over servers that somebody else runs."""
 
 import json
+import os
 import secrets
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tenure.cli.exits import SetupError
+from tenure.cli.local import processes
 from tenure.cli.local.given import GivenServers, prepare_database
 from tenure.cli.local.stack import ExecutorSpec, Stack
 from tenure.client import AsyncClient
@@ -118,6 +121,14 @@ async def test_a_stack_over_given_servers_carries_tasks_through(
         async with AsyncClient(connection.url, connection.tokens["application"]) as client:
             task = await client.submit(Echo, Text(text="hello"))
             assert await task.result(timeout=60) == Text(text="hello")
+        code, report = await processes.run(
+            [sys.executable, "-m", "tenure.cli", "doctor", "-o", "json"],
+            environment={"PATH": os.environ["PATH"], "TENURE_STATE_DIR": str(stack.directory)},
+            directory=tmp_path,
+        )
+        assert code == 0, report
+        verdicts = {one["check"]: one["verdict"] for one in json.loads(report)}
+        assert {verdicts[check] for check in ("rights", "topology", "executor token")} == {"ok"}
     assert not [line for line in said if "********" not in line and user.url in line]
     assert any("using the broker" in line and "********" in line for line in said)
 

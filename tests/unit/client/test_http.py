@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tenure.client.calls import Call
 from tenure.client.errors import Refused, Unreachable, UnreadableReply
 from tenure.client.http import AsyncHttp, Http
+from tenure.client.settings import connection_from_environment
 from tenure.contract.tasks import Submitted
 
 Answer = httpx2.Response | Exception
@@ -137,3 +139,30 @@ def test_a_token_that_cannot_be_one_is_refused_at_once(token: str) -> None:
     with pytest.raises(Refused) as caught:
         Http("http://127.0.0.1:1", token, retry_seconds=1.0)
     assert caught.value.code == "unauthenticated"
+
+
+async def test_a_token_that_was_replaced_is_shown_from_the_next_call_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("first\n")
+    connection = connection_from_environment({"TENURE_TOKEN_FILE": str(file)})
+    shown: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        shown.append(request.headers["authorization"])
+        return httpx2.Response(200, json={})
+
+    http = AsyncHttp(
+        connection.url,
+        connection.current_token,
+        retry_seconds=1,
+        transport=httpx2.MockTransport(answer),
+    )
+    await http.request(Call("GET", "/v1/nodes"))
+    file.write_text("second\n")
+    await http.request(Call("GET", "/v1/nodes"))
+    file.unlink()  # in the middle of its replacement
+    await http.request(Call("GET", "/v1/nodes"))
+    await http.close()
+    assert shown == ["Bearer first", "Bearer second", "Bearer first"]

@@ -37,6 +37,18 @@ def problem(status: int, code: str, **headers: str) -> Response:
     )
 
 
+async def test_a_token_that_was_replaced_is_shown_from_the_next_request_on(
+    stand_in: StandIn,
+) -> None:
+    stand_in.answer = lambda *_: JSONResponse({})
+    tokens = iter(["first", "second"])
+    coordinator = Coordinator(stand_in.url, lambda: next(tokens))
+    for _ in range(2):
+        await coordinator.drain(NODE, DrainRequest(incarnation=new_id()))
+    await coordinator.close()
+    assert stand_in.tokens == ["Bearer first", "Bearer second"]
+
+
 async def test_a_request_carries_token_and_body(
     stand_in: StandIn, coordinator: Coordinator
 ) -> None:
