@@ -28,12 +28,17 @@ TOKEN = TOKENS[0]["token"]
 @pytest.fixture
 async def api(database: FreshDatabase, broker: BrokerSpace) -> AsyncIterator[Fleet]:
     async with fleet(database, broker) as found:
-        await found.register()
         yield found
 
 
 @pytest.fixture
-async def lossy(api: Fleet) -> AsyncIterator[tuple[AnswerLosingProxy, str]]:
+async def incarnation(api: Fleet) -> str:
+    """The only node there is: a second start of it would leave a task with the first."""
+    return await api.register()
+
+
+@pytest.fixture
+async def lossy(api: Fleet, incarnation: str) -> AsyncIterator[tuple[AnswerLosingProxy, str]]:
     async with answer_losing_proxy(api.coordinator.url) as found:
         yield found
 
@@ -81,7 +86,10 @@ async def test_a_batch_whose_answer_was_lost_is_the_same_tasks_in_order(
 
 @pytest.mark.requirement("LATE-04")
 async def test_a_thread_whose_answers_were_lost_has_one_task_and_its_result(
-    api: Fleet, lossy: tuple[AnswerLosingProxy, str], database: FreshDatabase
+    api: Fleet,
+    lossy: tuple[AnswerLosingProxy, str],
+    incarnation: str,
+    database: FreshDatabase,
 ) -> None:
     proxy, url = lossy
     proxy.lose = 2
@@ -94,7 +102,6 @@ async def test_a_thread_whose_answers_were_lost_has_one_task_and_its_result(
         one, many = await asyncio.to_thread(submit)
         assert proxy.lost == ["HTTP/1.1 201 Created", "HTTP/1.1 200 OK"]
         assert {one.task_id, many[0].task_id} == await task_ids(database)
-        incarnation = await api.register()
         await api.deliver(incarnation, one.task_id, output={"digest": "d"})
         proxy.lose = 1
         assert await asyncio.to_thread(one.result, timeout=60) == HashOut(digest="d")
