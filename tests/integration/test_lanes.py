@@ -142,6 +142,7 @@ async def test_a_call_given_up_for_a_lock_or_cancelled_is_made_again(
     assert (await bench.task(await call))["state"] == "open"
 
 
+@pytest.mark.direct("a setting of a database reaches new sessions, and a pooler keeps old ones")
 async def test_a_call_that_deadlocks_is_made_again(
     bench: Bench, emptied_database: FreshDatabase
 ) -> None:

@@ -166,7 +166,7 @@ async def test_a_server_of_another_authority_is_refused_by_everybody(
         await api.close()
     reached["database_url"] = encrypted.database_url(database.relay_url, stranger)
     with capture_logs() as said:
-        async with relaying(broker_url=encrypted.broker_url, prefix="tls-test", **reached):
+        async with relaying(broker_url=encrypted.broker_url, prefix="tls-test", **reached) as relay:
             await eventually(
                 lambda: (
                     {"database_unavailable", "broker_unavailable"}
@@ -177,6 +177,7 @@ async def test_a_server_of_another_authority_is_refused_by_everybody(
                     }
                 )
             )
+            assert relay.relay.not_ready.count("certificate_untrusted") == 2
     async with consuming(encrypted.broker_url, stranger.file, "none") as (condition, _):
         await eventually(lambda: code_of(condition) == "certificate_untrusted")
 

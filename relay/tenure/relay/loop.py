@@ -17,6 +17,7 @@ from typing import Final
 
 import structlog
 
+from tenure.contract.errors import TenureError
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoint, FaultPoints
 from tenure.relay.core.outcome import Outcome, Verdict, may_arrive_twice
 from tenure.relay.core.window import Limits, Window
@@ -102,9 +103,9 @@ class Relay:
         """Why the relay publishes nothing; empty when it could. Holding no shard is no reason."""
         faults = []
         if not self._database_well:
-            faults.append("the database does not answer")
+            faults.append(_said("the database does not answer", self._notices.error))
         if not self._publisher.connected:
-            faults.append("there is no connection to the broker")
+            faults.append(_said("there is no connection to the broker", self._publisher.error))
         elif not self._publisher.usable:
             faults.append("the broker blocks publishers")
         return ", ".join(faults)
@@ -353,3 +354,7 @@ class Relay:
 
     def _microseconds(self) -> int:
         return int(self._clock() * 1_000_000)
+
+
+def _said(words: str, error: TenureError | None) -> str:
+    return words if error is None else f"{words} ({error.code}: {error})"

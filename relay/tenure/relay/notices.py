@@ -18,13 +18,16 @@ class Notices:
         self._what = what
         self._since: float | None = None
         self._said = 0.0
+        self.error: TenureError | None = None
 
     def trouble(self, error: TenureError) -> None:
         """It does not work, or still does not."""
         now = time.monotonic()
+        another = self.error is None or self.error.code != error.code
+        self.error = error
         if self._since is None:
             self._since = now
-        elif now - self._said < _AGAIN_SECONDS:
+        elif not another and now - self._said < _AGAIN_SECONDS:
             return
         self._said = now
         self._log.warning(
@@ -41,3 +44,4 @@ class Notices:
             seconds = round(time.monotonic() - self._since)
             self._log.info(f"{self._what}_available_again", after_seconds=seconds)
             self._since = None
+        self.error = None

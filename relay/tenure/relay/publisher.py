@@ -31,6 +31,7 @@ from pamqp.header import ContentHeader
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from tenacity.wait import wait_random_exponential
 
+from tenure.contract.errors import TenureError
 from tenure.contract.events import CONTENT_TYPE, EVENT_ID_HEADER
 from tenure.relay.core.outcome import Outcome
 from tenure.relay.core.window import Publish
@@ -145,6 +146,11 @@ class Publisher:
     def connected(self) -> bool:
         """Whether there is a session."""
         return self._session is not None
+
+    @property
+    def error(self) -> TenureError | None:
+        """Why there is no session, as far as is known."""
+        return self._notices.error
 
     @property
     def usable(self) -> bool:
