@@ -58,8 +58,8 @@ PATHS: Final = frozenset({"broker_ca_file", "state_dir"})
 VARIABLES_ONLY: Final = frozenset({"config", "pg_bin", "rabbitmq_server"})
 """What has a variable and no place in a configuration file."""
 
-_FAMILIES: Final = ("TENURE_TEST_", "TENURE_PRIVATE_")
-"""Variables of the test suite, and the mark on private servers."""
+_FAMILIES: Final = ("TENURE_TEST_", "TENURE_PRIVATE_", "TENURE_COMPOSE_")
+"""Variables of the test suite, the mark on private servers, and what fills in compose.yaml."""
 
 _KUBERNETES: Final = re.compile(
     r"TENURE(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_\d+_(TCP|UDP|SCTP)"

@@ -145,6 +145,7 @@ def test_an_unknown_variable_stops_the_start_by_name(
     [
         ("TENURE_RELAY_LISTEN", "127.0.0.1:1"),  # a neighbour's
         ("TENURE_TEST_SERVICES", "local"),
+        ("TENURE_COMPOSE_OWNER_PASSWORD", "secret"),
         ("TENURE_PG_BIN", "bin"),
         ("TENURE_PORT", "tcp://10.0.0.1:8420"),  # by Kubernetes, for a service called tenure
         ("TENURE_SERVICE_HOST", "10.0.0.1"),
