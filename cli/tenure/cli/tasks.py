@@ -12,6 +12,7 @@ from tenure.cli.exits import UsageError
 from tenure.cli.instants import read_instant
 from tenure.cli.output import Output, ago, print_fields, print_json, print_table
 from tenure.contract.codec import parse_json
+from tenure.contract.reports import Resources
 from tenure.contract.states import Phase, TaskState
 from tenure.contract.tasks import TaskView
 
@@ -43,6 +44,10 @@ def submit(
     deadline: Annotated[
         str | None, Parameter(help="End it unstarted after that: an instant, or a length like 1h.")
     ] = None,
+    cpu: Annotated[
+        str | None, Parameter(help="Cores it takes, like 2 or 500m; none: as the type declares.")
+    ] = None,
+    memory: Annotated[str | None, Parameter(help="Memory it takes, like 2Gi or 512M.")] = None,
     output: Output = "table",
 ) -> None:
     """Make a task and print its id; with --wait, print its output.
@@ -57,6 +62,8 @@ def submit(
         settings["not_before"] = read_instant(not_before, "--not-before")
     if deadline is not None:
         settings["deadline"] = read_instant(deadline, "--deadline")
+    if cpu is not None or memory is not None:
+        settings["resources"] = _resources(cpu or "0", memory or "0")
     asyncio.run(_submit(type_name, value, settings, wait, timeout, output == "json"))
 
 
@@ -166,6 +173,14 @@ def cancel(task_id: str, /, *, output: Output = "table") -> None:
         "already_ended": f"had ended already: {reply.state.value}",
     }
     print(f"task {reply.task_id}: {words[reply.outcome]}")
+
+
+def _resources(cpu: str, memory: str) -> Resources:
+    """Raises UsageError for what is no quantity."""
+    try:
+        return Resources.of(cpu=cpu, memory=memory)
+    except ValueError as error:
+        raise UsageError(f"{error}.") from error
 
 
 def _read_input(argument: str) -> bytes:

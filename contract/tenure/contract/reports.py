@@ -4,12 +4,15 @@ Durations are seconds and count from *before* the request was sent (LEASE-09): a
 time to trust, except ``expires_at``, which guards hand to receivers as the authority granted it.
 """
 
+from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tenure.contract import quantities
 from tenure.contract.ids import GENERATION_LIMIT, NODE_PATTERN, TASK_TYPE_PATTERN
+from tenure.contract.quantities import MAX_CPU_MILLIS, MAX_MEMORY_BYTES
 from tenure.contract.states import AttemptState, Effects, NodeState
 
 PROTOCOL_VERSIONS: Final = (1, 1)
@@ -31,11 +34,63 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Resources(Frozen):
-    """What a task needs or a node offers, besides one slot for each task."""
+def _with_quantities(schema: dict[str, Any]) -> None:
+    """The schema of Resources with the quantities that may be sent in the place of the numbers."""
+    schema["properties"] |= {
+        "cpu": {
+            "type": "string",
+            "description": "instead of cpu_millis: 500m, 2",
+            "writeOnly": True,
+        },
+        "memory": {
+            "type": "string",
+            "description": "instead of memory_bytes: 2Gi, 512M",
+            "writeOnly": True,
+        },
+    }
 
-    cpu_millis: int = Field(default=0, ge=0, le=10**9, description="thousandths of a core")
-    memory_bytes: int = Field(default=0, ge=0, le=2**60)
+
+class Resources(Frozen):
+    """What a task needs or a node offers, besides one slot for each task.
+
+    Quantities may be given as Kubernetes writes them: ``Resources.of(cpu="500m", memory="2Gi")``,
+    and in JSON ``{"cpu": "500m", "memory": "2Gi"}``.
+    """
+
+    model_config = ConfigDict(json_schema_extra=_with_quantities)
+
+    cpu_millis: int = Field(default=0, ge=0, le=MAX_CPU_MILLIS, description="thousandths of a core")
+    memory_bytes: int = Field(default=0, ge=0, le=MAX_MEMORY_BYTES)
+
+    @classmethod
+    def of(cls, *, cpu: str | int | float = 0, memory: str | int = 0) -> Self:
+        """From quantities. Raises ValueError for what is none."""
+        return cls(
+            cpu_millis=quantities.cpu_millis(cpu), memory_bytes=quantities.memory_bytes(memory)
+        )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_quantities(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or not {"cpu", "memory"} & value.keys():
+            return value
+        numbers = dict(value)
+        for name, field, read in _QUANTITIES:
+            if name not in numbers:
+                continue
+            if field in numbers:
+                raise ValueError(f"{name} and {field} are given both")
+            quantity = numbers.pop(name)
+            if not isinstance(quantity, str):
+                raise ValueError(f"{name} is a text like {'500m' if name == 'cpu' else '2Gi'}")
+            numbers[field] = read(quantity)
+        return numbers
+
+
+_QUANTITIES: Final[tuple[tuple[str, str, Callable[[str], int]], ...]] = (
+    ("cpu", "cpu_millis", quantities.cpu_millis),
+    ("memory", "memory_bytes", quantities.memory_bytes),
+)
 
 
 class TaskTypeDeclaration(Frozen):

@@ -3,12 +3,19 @@
 import os
 import re
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from tenure.contract.ids import NODE_PATTERN, NodeId
+from tenure.contract.quantities import (
+    MAX_CPU_MILLIS,
+    MAX_MEMORY_BYTES,
+    cpu_millis,
+    memory_bytes,
+)
 from tenure.contract.reports import Resources
 from tenure.contract.tasks import DEFAULT_PAYLOAD_LIMIT_BYTES
 from tenure.settings.addresses import HttpUrl, ListenAddress, host_and_port
@@ -16,6 +23,16 @@ from tenure.settings.process import BrokerSettings, LogSettings, load
 from tenure.settings.secrets import Password
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+def _checked_by(read: Callable[[str], int]) -> Callable[[str], str]:
+    """A validator that keeps a quantity as it was written, once ``read`` can read it."""
+
+    def check(text: str) -> str:
+        read(text)
+        return text
+
+    return check
 
 
 class ExecutorSettings(LogSettings, BrokerSettings):
@@ -38,10 +55,12 @@ class ExecutorSettings(LogSettings, BrokerSettings):
         le=100_000,
         description="tasks that run at once",
     )
-    cpu_millis: int | None = Field(
-        default=None, ge=0, description="offered, thousandths of a core; none: not limited"
+    cpu: Annotated[str, AfterValidator(_checked_by(cpu_millis))] | None = Field(
+        default=None, description="cores offered, like `2` or `500m`; none: not limited"
     )
-    memory_bytes: int | None = Field(default=None, ge=0, description="offered; none: not limited")
+    memory: Annotated[str, AfterValidator(_checked_by(memory_bytes))] | None = Field(
+        default=None, description="offered, like `2Gi` or `512M`; none: not limited"
+    )
     executor_listen: ListenAddress | None = Field(
         default=None, description="host:port of health and metrics; none: no listener"
     )
@@ -69,11 +88,11 @@ class ExecutorSettings(LogSettings, BrokerSettings):
     @property
     def resources(self) -> Resources | None:
         """What the node offers besides its slots; None: not limited."""
-        if self.cpu_millis is None and self.memory_bytes is None:
+        if self.cpu is None and self.memory is None:
             return None
         return Resources(
-            cpu_millis=10**9 if self.cpu_millis is None else self.cpu_millis,
-            memory_bytes=2**60 if self.memory_bytes is None else self.memory_bytes,
+            cpu_millis=MAX_CPU_MILLIS if self.cpu is None else cpu_millis(self.cpu),
+            memory_bytes=MAX_MEMORY_BYTES if self.memory is None else memory_bytes(self.memory),
         )
 
     def node_id(self, executor_name: str, incarnation: str) -> NodeId:

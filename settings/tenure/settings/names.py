@@ -35,7 +35,7 @@ PROCESSES: Final[dict[str, frozenset[str]]] = {
     "executor": frozenset(
         (
             *_LOGS, "broker_url", "broker_ca_file", "url", "token", "state_dir", "node", "slots",
-            "cpu_millis", "memory_bytes", "executor_listen", "drain_seconds", "output_limit_bytes",
+            "cpu", "memory", "executor_listen", "drain_seconds", "output_limit_bytes",
             "inbox_retention_seconds", "comparison_seconds",
         )
     ),

@@ -66,7 +66,7 @@ def test_a_node_without_a_name_gets_one_of_its_own() -> None:
 
 
 def test_what_is_not_limited_on_one_side_only_is_large_there() -> None:
-    settings = ExecutorSettings.model_validate({**REQUIRED, "cpu_millis": 500})
+    settings = ExecutorSettings.model_validate({**REQUIRED, "cpu": "500m"})
     assert settings.resources is not None
     assert settings.resources.cpu_millis == 500
     assert settings.resources.memory_bytes == 2**60
