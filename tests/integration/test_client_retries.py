@@ -10,7 +10,8 @@ from pydantic import BaseModel
 from tenure.client import AsyncClient, Client, TaskHandle, TaskType
 from tests.support.coordinator import TOKENS, Fleet, fleet
 from tests.support.isolation import BrokerSpace, FreshDatabase
-from tests.support.lost_answers import AnswerLosingProxy, answer_losing_proxy
+from tests.support.toxic import toxic
+from tests.support.toxic_filters import LostAnswers
 
 
 class HashIn(BaseModel):
@@ -38,9 +39,10 @@ async def incarnation(api: Fleet) -> str:
 
 
 @pytest.fixture
-async def lossy(api: Fleet, incarnation: str) -> AsyncIterator[tuple[AnswerLosingProxy, str]]:
-    async with answer_losing_proxy(api.coordinator.url) as found:
-        yield found
+async def lossy(api: Fleet, incarnation: str) -> AsyncIterator[tuple[LostAnswers, str]]:
+    answers = LostAnswers()
+    async with toxic(api.coordinator.url, answers) as proxy:
+        yield answers, proxy.url
 
 
 async def task_ids(database: FreshDatabase) -> set[str]:
@@ -55,13 +57,13 @@ async def task_ids(database: FreshDatabase) -> set[str]:
 @pytest.mark.requirement("LATE-04")
 @pytest.mark.parametrize("key", [None, "order-1"])
 async def test_a_submission_whose_answers_were_lost_is_one_task(
-    lossy: tuple[AnswerLosingProxy, str], database: FreshDatabase, key: str | None
+    lossy: tuple[LostAnswers, str], database: FreshDatabase, key: str | None
 ) -> None:
-    proxy, url = lossy
-    proxy.lose = 2
+    answers, url = lossy
+    answers.lose = 2
     async with AsyncClient(url, TOKEN) as client:
         handle = await client.submit(SHA256, HashIn(path="a"), idempotency_key=key)
-        assert proxy.lost == ["HTTP/1.1 201 Created", "HTTP/1.1 200 OK"]  # made, and then found
+        assert answers.lost == ["HTTP/1.1 201 Created", "HTTP/1.1 200 OK"]  # made, and then found
         assert handle.replayed
         assert await task_ids(database) == {handle.task_id}
         assert (await handle.view()).task_id == handle.task_id
@@ -69,14 +71,14 @@ async def test_a_submission_whose_answers_were_lost_is_one_task(
 
 @pytest.mark.requirement("LATE-04")
 async def test_a_batch_whose_answer_was_lost_is_the_same_tasks_in_order(
-    lossy: tuple[AnswerLosingProxy, str], database: FreshDatabase
+    lossy: tuple[LostAnswers, str], database: FreshDatabase
 ) -> None:
-    proxy, url = lossy
-    proxy.lose = 1
+    answers, url = lossy
+    answers.lose = 1
     inputs = [HashIn(path=str(n)) for n in range(20)]
     async with AsyncClient(url, TOKEN) as client:
         handles = await client.submit_many(SHA256, inputs)
-        assert proxy.lost == ["HTTP/1.1 200 OK"]
+        assert answers.lost == ["HTTP/1.1 200 OK"]
         assert all(handle.replayed for handle in handles)
         assert {handle.task_id for handle in handles} == await task_ids(database)
         assert len({handle.task_id for handle in handles}) == 20
@@ -87,12 +89,12 @@ async def test_a_batch_whose_answer_was_lost_is_the_same_tasks_in_order(
 @pytest.mark.requirement("LATE-04")
 async def test_a_thread_whose_answers_were_lost_has_one_task_and_its_result(
     api: Fleet,
-    lossy: tuple[AnswerLosingProxy, str],
+    lossy: tuple[LostAnswers, str],
     incarnation: str,
     database: FreshDatabase,
 ) -> None:
-    proxy, url = lossy
-    proxy.lose = 2
+    answers, url = lossy
+    answers.lose = 2
     with Client(url, TOKEN) as client:
 
         def submit() -> tuple[TaskHandle[HashOut], list[TaskHandle[HashOut]]]:
@@ -100,20 +102,20 @@ async def test_a_thread_whose_answers_were_lost_has_one_task_and_its_result(
             return one, client.submit_many(SHA256, [HashIn(path="b")])
 
         one, many = await asyncio.to_thread(submit)
-        assert proxy.lost == ["HTTP/1.1 201 Created", "HTTP/1.1 200 OK"]
+        assert answers.lost == ["HTTP/1.1 201 Created", "HTTP/1.1 200 OK"]
         assert {one.task_id, many[0].task_id} == await task_ids(database)
         await api.deliver(incarnation, one.task_id, output={"digest": "d"})
-        proxy.lose = 1
+        answers.lose = 1
         assert await asyncio.to_thread(one.result, timeout=60) == HashOut(digest="d")
 
 
 @pytest.mark.requirement("LATE-04")
 async def test_a_cancellation_whose_answer_was_lost_is_asked_for_again(
-    lossy: tuple[AnswerLosingProxy, str],
+    lossy: tuple[LostAnswers, str],
 ) -> None:
-    proxy, url = lossy
+    answers, url = lossy
     async with AsyncClient(url, TOKEN) as client:
         handle = await client.submit(SHA256, HashIn(path="a"))
-        proxy.lose = 1
+        answers.lose = 1
         await handle.cancel()
         assert (await handle.status()).state == "cancelled"

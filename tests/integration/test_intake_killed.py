@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 
 from tests.support.authority import replica
-from tests.support.commit_proxy import commit_proxy
 from tests.support.coordinator import TOKENS
 from tests.support.enqueueing import Shop, enqueue, loop, open_shop
 from tests.support.isolation import FreshDatabase
+from tests.support.postgres_filters import Cuts, readable
 from tests.support.sessions import session
 from tests.support.waiting import eventually
 
@@ -31,23 +31,24 @@ async def test_a_replica_that_dies_at_any_message_leaves_one_task_of_each_row(
     shop: Shop, emptied_database: FreshDatabase
 ) -> None:
     expected: list[str] = []
-    async with commit_proxy(emptied_database.coordinator_url) as proxy:
+    cuts = Cuts()
+    async with readable(emptied_database.coordinator_url, cuts) as proxy:
         for messages in range(1000):
             async with replica(replace(emptied_database, coordinator_url=proxy.url)) as dying:
                 for _ in range(2):  # connections are warm, types are known
                     expected.append(await enqueue(shop.connection))
                     await loop(dying).step()
                 died = asyncio.Event()
-                proxy.on_cut = died.set
+                cuts.on_last_message = died.set
                 expected += [
                     await enqueue(shop.connection, idempotency_key=f"{messages} {number}")
                     for number in range(2)
                 ]
-                proxy.messages_left = messages
+                cuts.messages_left = messages
                 stepping = asyncio.create_task(loop(dying).step())
                 dead = asyncio.create_task(died.wait())
                 await asyncio.wait({stepping, dead}, return_when=asyncio.FIRST_COMPLETED)
-                proxy.messages_left = None
+                cuts.messages_left = None
                 for task in (stepping, dead):
                     task.cancel()
                 await asyncio.gather(stepping, dead, return_exceptions=True)

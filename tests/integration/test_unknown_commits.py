@@ -6,171 +6,62 @@ same commands; what was committed then answers for itself.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
-from uuid import uuid4
 
 import asyncpg
 import pytest
 
-from tenure.contract.ids import CommandId, NodeId
-from tenure.contract.states import NodeState
-from tenure.coordinator.core.commands import (
-    Accept,
-    ChangeNode,
-    ConfirmCancel,
-    Deliver,
-    Fail,
-    Reject,
-    Renew,
-    Start,
-    Take,
-)
+from tenure.contract import topology
+from tenure.coordinator.core.commands import Deliver
 from tenure.coordinator.core.decisions import Outcome
-from tests.support import steps
-from tests.support.authority import TENANT, Bench, replica
+from tests.support.authority import Bench, replica
+from tests.support.books import faults, read_log
+from tests.support.every_command import (
+    BY_GUARDS_ALONE,
+    OF_ROWS,
+    STORED,
+    Prepare,
+    Send,
+    a_confirmed_cancellation,
+    a_delivery,
+    a_failure,
+    a_rejection,
+    a_renewal,
+    a_submission,
+    a_take,
+    first,
+)
 from tests.support.isolation import FreshDatabase
-from tests.support.statement_proxy import Cut, StatementProxy, statement_proxy
+from tests.support.postgres_filters import Cut, Cuts, readable
+from tests.support.waiting import eventually
 
-Send = Callable[[], Awaitable[Outcome]]
 COMMIT = "commit_batch"
+APPEND_LOCK_HELD = """
+    select exists (select from pg_locks l join pg_database d on d.oid = l.database
+    where d.datname = current_database() and l.relation = 'tenure.append_lock'::regclass
+        and l.granted)
+"""
 
 
 @dataclass(frozen=True)
 class Site:
-    """A replica whose connections all go through the proxy."""
+    """A replica whose connections all go through a proxy with these cuts."""
 
     bench: Bench
-    proxy: StatementProxy
+    cuts: Cuts
     database: FreshDatabase
 
 
 @pytest.fixture
 async def site(emptied_database: FreshDatabase) -> AsyncIterator[Site]:
-    async with statement_proxy(emptied_database.coordinator_url) as (proxy, url):
-        behind = replace(emptied_database, coordinator_url=url)
+    cuts = Cuts()
+    async with readable(emptied_database.coordinator_url, cuts) as proxy:
+        behind = replace(emptied_database, coordinator_url=proxy.url)
         async with replica(behind) as bench:
-            yield Site(bench, proxy, emptied_database)
+            yield Site(bench, cuts, emptied_database)
 
 
-# Each prepares a situation and gives the command to send into it, as often as one likes.
-
-
-async def a_submission(bench: Bench) -> Send:
-    command = bench.submission()
-    return lambda: first(bench.authority.submit([command]))
-
-
-async def a_cancellation(bench: Bench) -> Send:
-    command = steps.cancellation(await bench.submit())
-    return lambda: bench.authority.cancel(command)
-
-
-async def a_requested_cancellation(bench: Bench) -> Send:
-    held = await bench.running()
-    command = steps.cancellation(held.task_id)
-    return lambda: bench.authority.cancel(command)
-
-
-async def an_acceptance(bench: Bench) -> Send:
-    held = await bench.assigned(await bench.submit())
-    command = bench.command(Accept, held)
-    return lambda: first(bench.authority.report([command]))
-
-
-async def a_start(bench: Bench) -> Send:
-    held = await bench.assigned(await bench.submit())
-    await bench.report(Accept, held)
-    command = bench.command(Start, held)
-    return lambda: first(bench.authority.report([command]))
-
-
-async def a_take(bench: Bench) -> Send:
-    held = await bench.assigned(await bench.submit())
-    command = bench.command(Take, held)
-    return lambda: first(bench.authority.report([command]))
-
-
-async def a_delivery(bench: Bench) -> Send:
-    held = await bench.running()
-    command = bench.command(Deliver, held, output_text="1", content_digest=b"1")
-    return lambda: first(bench.authority.report([command]))
-
-
-async def a_late_delivery(bench: Bench) -> Send:
-    held = await bench.running()
-    await bench.end_lease(held)
-    command = bench.command(Deliver, held, output_text="1", content_digest=b"1")
-    return lambda: first(bench.authority.report([command]))
-
-
-async def a_failure(bench: Bench) -> Send:
-    held = await bench.running()
-    command = bench.command(Fail, held, reason="r", message="m", retryable=False)
-    return lambda: first(bench.authority.report([command]))
-
-
-async def a_rejection(bench: Bench) -> Send:
-    held = await bench.assigned(await bench.submit())
-    command = bench.command(Reject, held, reason="r", message="m")
-    return lambda: first(bench.authority.report([command]))
-
-
-async def a_confirmed_cancellation(bench: Bench) -> Send:
-    held = await bench.running()
-    await bench.cancel(held.task_id)
-    command = bench.command(ConfirmCancel, held)
-    return lambda: first(bench.authority.report([command]))
-
-
-async def a_registration(bench: Bench) -> Send:
-    command = bench.registration(f"node-{uuid4()}")
-    return lambda: bench.authority.register(command)
-
-
-async def a_drain(bench: Bench) -> Send:
-    incarnation = await bench.register("another")
-    command = ChangeNode(
-        CommandId(str(uuid4())), b"", TENANT, "operator", NodeId("another"), incarnation,
-        NodeState.DRAINING,
-    )  # fmt: skip
-    return lambda: bench.authority.change_node(command)
-
-
-async def an_allocation(bench: Bench) -> Send:
-    incarnation = await bench.register("another")
-    command = steps.allocation(await bench.submit(), incarnation)
-
-    async def send() -> Outcome:
-        snapshot = await steps.load(bench.owner, command)
-        return (await bench.authority.allocate([command], [snapshot]))[0]
-
-    return send
-
-
-async def an_expiry(bench: Bench) -> Send:
-    held = await bench.running()
-    await bench.end_lease(held)
-    command = steps.expiry(held.task_id)
-    return lambda: first(bench.authority.expire([command]))
-
-
-async def a_renewal(bench: Bench) -> Send:
-    held = await bench.running()
-    command = bench.command(Renew, held)
-    return lambda: first(bench.authority.renew([command], held.incarnation))
-
-
-async def first(outcomes: Awaitable[list[Outcome]]) -> Outcome:
-    return (await outcomes)[0]
-
-
-STORED = [
-    a_submission, a_cancellation, a_requested_cancellation, an_acceptance, a_start, a_take,
-    a_delivery, a_late_delivery, a_failure, a_rejection, a_confirmed_cancellation, a_registration,
-    a_drain,
-]  # fmt: skip
-BY_GUARDS_ALONE = [an_allocation, an_expiry]
 CUTS = [Cut.BEFORE_COMMIT, Cut.REPLY_LOST, Cut.REPLY_TORN]
 WITH_CUTS = pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.name.lower())
 
@@ -186,6 +77,9 @@ async def rows(owner: asyncpg.Connection) -> Counter[str]:
             found[f"{table} {what}"] = await owner.fetchval(
                 f"select coalesce(sum({what}), 0)::int from tenure.{table}"
             )
+    found["intake decided"] = await owner.fetchval(
+        "select count(*) from tenure.intake where state <> 'waiting'"
+    )
     found["slots"] = await owner.fetchval(
         "select coalesce(sum(slots_used), 0)::int from tenure.incarnations"
     )
@@ -200,35 +94,40 @@ async def difference(bench: Bench, send: Send) -> tuple[Outcome, dict[str, int]]
     return outcome, {what: after[what] - before[what] for what in after}
 
 
+@pytest.mark.requirement("STATE-01")
+@pytest.mark.requirement("OPS-01")
 @WITH_CUTS
 @pytest.mark.parametrize("prepare", STORED, ids=lambda prepare: prepare.__name__)
 async def test_a_command_whose_commit_is_unknown_is_done_once(
-    site: Site, prepare: Callable[[Bench], Awaitable[Send]], cut: Cut
+    site: Site, prepare: Prepare, cut: Cut
 ) -> None:
     bench = site.bench
     await bench.register(slots=8)
     _, as_usual = await difference(bench, await prepare(bench))
     send = await prepare(bench)
-    plan = site.proxy.next(COMMIT, cut)
+    plan = site.cuts.next(COMMIT, cut)
     outcome, changed = await difference(bench, send)
     assert plan.reached.is_set()
     assert changed == as_usual
     assert outcome.reply is not None
     assert outcome.replayed is (cut is not Cut.BEFORE_COMMIT)
+    assert bench.observer.errors != []  # the lane saw the loss and repeated the same command
     again = await send()
     assert (again.reply, again.at, again.replayed) == (outcome.reply, outcome.at, True)
+    log = await read_log(bench.owner, topology.events_exchange())
+    assert faults(committed=log) == []
 
 
 @WITH_CUTS
 @pytest.mark.parametrize("prepare", BY_GUARDS_ALONE, ids=lambda prepare: prepare.__name__)
 async def test_an_allocation_or_expiry_whose_commit_is_unknown_is_done_once(
-    site: Site, prepare: Callable[[Bench], Awaitable[Send]], cut: Cut
+    site: Site, prepare: Prepare, cut: Cut
 ) -> None:
     bench = site.bench
     await bench.register(slots=8)
     _, as_usual = await difference(bench, await prepare(bench))
     send = await prepare(bench)
-    plan = site.proxy.next(COMMIT, cut)
+    plan = site.cuts.next(COMMIT, cut)
     outcome, changed = await difference(bench, send)
     assert plan.reached.is_set()
     assert changed == as_usual
@@ -236,11 +135,29 @@ async def test_an_allocation_or_expiry_whose_commit_is_unknown_is_done_once(
 
 
 @WITH_CUTS
+@pytest.mark.parametrize("prepare", OF_ROWS, ids=lambda prepare: prepare.__name__)
+async def test_an_enqueued_row_whose_commit_is_unknown_is_decided_once(
+    site: Site, prepare: Prepare, cut: Cut
+) -> None:
+    bench = site.bench
+    await bench.register(slots=8)
+    _, as_usual = await difference(bench, await prepare(bench))
+    send = await prepare(bench)
+    plan = site.cuts.next(COMMIT, cut)
+    outcome, changed = await difference(bench, send)
+    assert plan.reached.is_set()
+    assert changed == as_usual
+    assert changed["intake decided"] == 1
+    assert outcome.reply is not None
+    assert (outcome.reply.outcome == "ended") is (cut is not Cut.BEFORE_COMMIT)
+
+
+@WITH_CUTS
 async def test_a_renewal_whose_commit_is_unknown_renews_again(site: Site, cut: Cut) -> None:
     bench = site.bench
     await bench.register()
     send = await a_renewal(bench)
-    site.proxy.next(COMMIT, cut)
+    site.cuts.next(COMMIT, cut)
     outcome, changed = await difference(bench, send)
     assert outcome.reply is not None
     times = 1 if cut is Cut.BEFORE_COMMIT else 2
@@ -281,7 +198,7 @@ async def test_a_coordinator_stopped_within_its_call_blocks_others_only_until_it
     await bench.register()
     held = await bench.running()
     delivery = bench.command(Deliver, held, output_text="1", content_digest=b"1")
-    plan = site.proxy.next(COMMIT, Cut.SYNC_HELD)
+    plan = site.cuts.next(COMMIT, Cut.SYNC_HELD)
     stuck = asyncio.create_task(first(bench.authority.report([delivery])))
     await plan.reached.wait()
     async with replica(site.database) as other:
@@ -294,3 +211,36 @@ async def test_a_coordinator_stopped_within_its_call_blocks_others_only_until_it
     states = [row["next_state"] for row in await bench.events(held.task_id)]
     assert states.count("delivered") == 2  # of the attempt and of the task
     assert (await bench.task(held.task_id))["state"] == "delivered"
+
+
+@pytest.mark.requirement("OPS-01")
+async def test_a_call_whose_end_is_withheld_blocks_others_no_longer_than_the_transaction_timeout(
+    site: Site, record_property: Callable[[str, object], None]
+) -> None:
+    """As above, of a call that touches nobody's rows: the append lock alone is in the way."""
+    bench = site.bench
+    await bench.register()
+    limit = await bench.pool.fetchval("select current_setting('transaction_timeout')::interval")
+    assert 0 < limit.total_seconds() <= 2.0
+    async with replica(site.database) as other:
+        send = await a_submission(bench)
+        plan = site.cuts.next(COMMIT, Cut.SYNC_HELD)
+        withheld = asyncio.ensure_future(send())
+
+        async def held() -> bool:
+            return bool(await other.owner.fetchval(APPEND_LOCK_HELD))
+
+        await eventually(held)
+        began = await other.now()
+        task_id = await other.submit()
+        stall = await other.now() - began
+        record_property("longest_stall_seconds", stall.total_seconds())
+        # What ended it was the server's limit on that session, so the stall is no longer than that
+        # and what a repetition after 55P03 adds: one lock_timeout.
+        lock = await bench.pool.fetchval("select current_setting('lock_timeout')::interval")
+        assert stall <= limit + 2 * lock
+        assert (await other.task(task_id))["state"] == "open"
+        outcome = await withheld
+        assert outcome.refused is None
+        assert plan.sqlstate == "25P04"
+        assert await other.owner.fetchval("select count(*) from tenure.tasks") == 2

@@ -1,14 +1,16 @@
 """A TCP proxy between a client and a server that can be poisoned, each direction for itself.
 
 It may delay, freeze without closing, drop what a server answers, cut, leave a connection half open,
-or pass everything through a filter that knows the protocol. Poison acts on connections that are
-open and on later ones alike.
+or pass everything through a filter that knows the protocol. Latency, freezing and dropping act on
+connections that are open and on later ones alike; ``cut`` and ``leave_half_open`` act on those that
+are open, so that a new one is whole.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
@@ -16,7 +18,18 @@ _CHUNK_BYTES: Final = 65_536
 
 
 class CutNow(Exception):
-    """Raised by a filter: the connection ends here, in both directions."""
+    """Raised by a filter: the connection ends here, in both directions, once ``last`` is sent."""
+
+    def __init__(self, last: bytes = b"") -> None:
+        super().__init__()
+        self.last = last
+
+
+class Side(Enum):
+    """One of the two that the proxy stands between."""
+
+    CLIENT = auto()
+    SERVER = auto()
 
 
 class Filter(Protocol):
@@ -45,6 +58,7 @@ class Direction:
 
     latency_seconds: float = 0.0
     dropping: bool = False  # read and thrown away: the other side believes it was sent
+    dropped: int = 0  # bytes
     _flowing: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -63,7 +77,10 @@ class Direction:
         if self.latency_seconds:
             await asyncio.sleep(self.latency_seconds)
         await self._flowing.wait()
-        return b"" if self.dropping else data
+        if not self.dropping:
+            return data
+        self.dropped += len(data)
+        return b""
 
 
 class ToxicProxy:
@@ -75,7 +92,7 @@ class ToxicProxy:
         self.to_server = Direction()
         self.to_client = Direction()
         self.refuse_connections = False
-        self._open: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
+        self._open: set[_Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -89,20 +106,31 @@ class ToxicProxy:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """How many are open, half open ones too."""
         return len(self._open)
+
+    def freeze(self) -> None:
+        """Both directions."""
+        self.to_server.freeze()
+        self.to_client.freeze()
+
+    def thaw(self) -> None:
+        """Both directions."""
+        self.to_server.thaw()
+        self.to_client.thaw()
 
     def cut(self) -> None:
         """Reset every open connection on both sides."""
-        for client, server in self._open:
-            client.transport.abort()
-            server.transport.abort()
+        for link in self._open:
+            link.reset(Side.CLIENT)
+            link.reset(Side.SERVER)
 
-    def leave_half_open(self) -> None:
-        """The server's side is reset, the client's stays and hears nothing more."""
-        self.to_client.freeze()
-        for _, server in self._open:
-            server.transport.abort()
+    def leave_half_open(self, gone: Side) -> None:
+        """Of every open connection the side ``gone`` is reset. The other one is not told: what it
+        sends is swallowed, and it hears nothing more until it closes."""
+        for link in self._open:
+            link.gone = gone
+            link.reset(gone)
 
     async def start(self) -> None:
         """Listen on a free port."""
@@ -131,22 +159,51 @@ class ToxicProxy:
         except OSError:
             writer.transport.abort()
             return
-        pair = (writer, server_writer)
-        self._open.add(pair)
-        filter_ = self._make_filter()
-        pumps = [
-            asyncio.create_task(_pump(reader, server_writer, self.to_server, filter_.to_server)),
-            asyncio.create_task(_pump(server_reader, writer, self.to_client, filter_.to_client)),
-        ]
+        link = _Link((reader, writer), (server_reader, server_writer))
+        self._open.add(link)
         try:
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            with suppress(asyncio.CancelledError):  # by ``stop``; streams would log it
+                await link.run(self.to_server, self.to_client, self._make_filter())
         finally:
-            for pump in pumps:
+            self._open.discard(link)
+            link.reset(Side.CLIENT)
+            link.reset(Side.SERVER)
+
+
+_Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class _Link:
+    """One connection: the proxy's ends to the client and to the server."""
+
+    def __init__(self, client: _Ends, server: _Ends) -> None:
+        self._client_reader, self._client_writer = client
+        self._server_reader, self._server_writer = server
+        self.gone: Side | None = None
+
+    def reset(self, side: Side) -> None:
+        """That side sees its connection reset."""
+        writer = self._client_writer if side is Side.CLIENT else self._server_writer
+        writer.transport.abort()
+
+    async def run(self, to_server: Direction, to_client: Direction, filter_: Filter) -> None:
+        """Until a side ends it; where one is gone, until the other does."""
+        pumps = {
+            Side.CLIENT: asyncio.create_task(
+                _pump(self._client_reader, self._server_writer, to_server, filter_.to_server)
+            ),
+            Side.SERVER: asyncio.create_task(
+                _pump(self._server_reader, self._client_writer, to_client, filter_.to_client)
+            ),
+        }
+        try:
+            await asyncio.wait(pumps.values(), return_when=asyncio.FIRST_COMPLETED)
+            if self.gone is not None:
+                await pumps[Side.CLIENT if self.gone is Side.SERVER else Side.SERVER]
+        finally:
+            for pump in pumps.values():
                 pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
-            self._open.discard(pair)
-            for end in pair:
-                end.transport.abort()
+            await asyncio.gather(*pumps.values(), return_exceptions=True)
 
 
 async def _pump(
@@ -155,12 +212,23 @@ async def _pump(
     direction: Direction,
     change: Callable[[bytes], bytes],
 ) -> None:
-    with suppress(ConnectionError, CutNow):
+    """Until the sender closes. Whether there is still somebody to receive is nothing to it."""
+    with suppress(ConnectionError):
         while data := await reader.read(_CHUNK_BYTES):
-            if passed := await direction.passes(change(data)):
-                writer.write(passed)
-                await writer.drain()
-        await direction.passes(b"")  # a frozen direction tells nobody that the other side went
+            try:
+                passed = await direction.passes(change(data))
+            except CutNow as cut:
+                await _send(writer, cut.last)
+                return
+            await _send(writer, passed)
+    await direction.passes(b"")  # a frozen direction tells nobody that the other side went
+
+
+async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
+    if data and not writer.transport.is_closing():
+        with suppress(ConnectionError):
+            writer.write(data)
+            await writer.drain()
 
 
 @asynccontextmanager

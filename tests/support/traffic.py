@@ -4,12 +4,10 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
-from tests.support.toxic import toxic
+from tests.support.postgres_filters import Messages, readable
 
 _EXECUTE, _SIMPLE_QUERY, _READY_FOR_QUERY = b"E", b"Q", b"Z"
-_HEAD_BYTES = 5
 
 
 @dataclass
@@ -35,36 +33,20 @@ class Traffic:
         self.server.clear()
 
 
-class _Messages:
-    """Cuts a stream into messages: a type of one byte, a length of four that counts itself."""
-
-    def __init__(self, counter: Counter[bytes], *, begins_untyped: bool) -> None:
-        self._counter = counter
-        self._buffer = bytearray(b"?" if begins_untyped else b"")
-
-    def feed(self, data: bytes) -> None:
-        self._buffer += data
-        while len(self._buffer) >= _HEAD_BYTES:
-            end = 1 + int.from_bytes(self._buffer[1:_HEAD_BYTES])
-            if len(self._buffer) < end:
-                return
-            self._counter[bytes(self._buffer[:1])] += 1
-            del self._buffer[:end]
-
-
 class _Counted:
     """A filter of one connection that changes nothing and counts."""
 
     def __init__(self, traffic: Traffic) -> None:
-        self._client = _Messages(traffic.client, begins_untyped=True)
-        self._server = _Messages(traffic.server, begins_untyped=False)
+        self._traffic = traffic
+        self._client = Messages(begins_untyped=True)
+        self._server = Messages(begins_untyped=False)
 
     def to_server(self, data: bytes) -> bytes:
-        self._client.feed(data)
+        self._traffic.client.update(kind for kind, _ in self._client.feed(data))
         return data
 
     def to_client(self, data: bytes) -> bytes:
-        self._server.feed(data)
+        self._traffic.server.update(kind for kind, _ in self._server.feed(data))
         return data
 
 
@@ -72,6 +54,5 @@ class _Counted:
 async def counted(url: str) -> AsyncIterator[tuple[str, Traffic]]:
     """Another address of the server in ``url``, and what goes through it, on all connections."""
     traffic = Traffic()
-    readable = urlsplit(url)._replace(query="sslmode=disable").geturl()
-    async with toxic(readable, lambda: _Counted(traffic)) as proxy:
+    async with readable(url, lambda: _Counted(traffic)) as proxy:
         yield proxy.url, traffic

@@ -18,7 +18,6 @@ from tenure.executor.errors import (
     StaleToken,
 )
 from tenure.executor.guards.sql import SqlGuard, install_statements
-from tests.support.commit_proxy import Cut, commit_proxy
 from tests.support.downstream import (
     Connection,
     Downstream,
@@ -29,6 +28,8 @@ from tests.support.downstream import (
     write,
 )
 from tests.support.isolation import FreshDatabase
+from tests.support.postgres_filters import Cut, Cuts, readable
+from tests.support.toxic import toxic
 
 
 @pytest.fixture
@@ -214,14 +215,15 @@ async def test_a_longer_limit_that_already_runs_is_set_anew(receiver: Downstream
 async def test_a_commit_that_was_not_answered_and_happened_is_found_out(
     receiver: Downstream,
 ) -> None:
+    cuts = Cuts()
     async with (
-        commit_proxy(receiver.writer_url) as proxy,
+        readable(receiver.writer_url, cuts) as proxy,
         SqlGuard(proxy.url, pool_size=1) as guard,
     ):
         context = await attempt(receiver.owner)
-        proxy.cut = Cut.AFTER_COMMIT
+        plan = cuts.next("COMMIT;", Cut.REPLY_LOST)
         assert await write(guard, context, "once")
-        assert proxy.cuts == 1
+        assert plan.cuts == 1
         assert not await write(guard, context, "twice")
     assert await receiver.effects(context.task_id) == ["once"]
 
@@ -229,15 +231,16 @@ async def test_a_commit_that_was_not_answered_and_happened_is_found_out(
 async def test_a_commit_that_was_not_answered_and_did_not_happen_is_found_out(
     receiver: Downstream,
 ) -> None:
+    cuts = Cuts()
     async with (
-        commit_proxy(receiver.writer_url) as proxy,
+        readable(receiver.writer_url, cuts) as proxy,
         SqlGuard(proxy.url, pool_size=1) as guard,
     ):
         context = await attempt(receiver.owner)
-        proxy.cut = Cut.BEFORE_COMMIT
+        plan = cuts.next("COMMIT;", Cut.BEFORE_COMMIT)
         with pytest.raises(EffectNotWritten):
             await write(guard, context, "lost")
-        assert proxy.cuts == 1
+        assert plan.cuts == 1
         assert await write(guard, context, "repeated")
     assert await receiver.effects(context.task_id) == ["repeated"]
 
@@ -246,13 +249,13 @@ async def test_a_commit_whose_outcome_cannot_be_learned_says_so_and_may_be_repea
     receiver: Downstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenure.executor.guards.sql._SETTLE_SECONDS", 0.3)
+    cuts = Cuts()
     async with (
-        commit_proxy(receiver.writer_url) as proxy,
+        readable(receiver.writer_url, cuts) as proxy,
         SqlGuard(proxy.url, pool_size=1) as guard,
     ):
         context = await attempt(receiver.owner, remaining_seconds=0.7)
-        proxy.cut = Cut.AFTER_COMMIT
-        proxy.on_cut = lambda: setattr(proxy, "refuse_connections", True)
+        cuts.next("COMMIT;", Cut.REPLY_LOST, lambda: setattr(proxy, "refuse_connections", True))
         with pytest.raises(CommitUnknown):
             await write(guard, context, "once")
         proxy.refuse_connections = False
@@ -430,7 +433,7 @@ async def test_a_receiver_without_the_guard_says_how_to_install_it(
 async def test_a_receiver_that_cannot_be_reached_may_be_tried_again(receiver: Downstream) -> None:
     context = await attempt(receiver.owner)
     async with (
-        commit_proxy(receiver.writer_url) as proxy,
+        toxic(receiver.writer_url) as proxy,
         SqlGuard(proxy.url) as guard,
     ):
         proxy.refuse_connections = True
