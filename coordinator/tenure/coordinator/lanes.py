@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
-from uuid import uuid4
 
 import structlog
+from uuid_utils import uuid4
 
 from tenure.contract.codes import Code
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoint, FaultPoints
@@ -55,17 +55,44 @@ class Observer(Protocol):
         """A batch failed and will be tried again."""
 
 
+class Caller:
+    """Who waits for the answers to some entries: one future for all of them."""
+
+    __slots__ = ("all_answered", "unanswered")
+
+    def __init__(self, entries: int) -> None:
+        self.unanswered = entries
+        self.all_answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if entries == 0:
+            self.all_answered.set_result(None)
+
+
 @dataclass(slots=True)
 class Entry:
     """A command on its way. ``snapshot`` is used once when the caller had just loaded it."""
 
     command: AnyCommand | None  # None: only mark ``seen``
     deadline: float
-    answer: asyncio.Future[Outcome]
+    caller: Caller
     seen: IncarnationId | None = None
     snapshot: tuple[Snapshot, int] | None = None
     input_text: str | None = None
     task_type: str | None = None
+    answer: Outcome | Unavailable | None = None
+
+    @property
+    def done(self) -> bool:
+        """Answered, or its caller went away."""
+        return self.answer is not None or self.caller.all_answered.done()
+
+    def settle(self, answer: Outcome | Unavailable) -> None:
+        """Answer, unless that is done."""
+        if self.done:
+            return
+        self.answer = answer
+        self.caller.unanswered -= 1
+        if self.caller.unanswered == 0:
+            self.caller.all_answered.set_result(None)
 
 
 LoadFunction = Callable[[Sequence[AnyCommand]], Awaitable[Loaded]]
@@ -147,18 +174,18 @@ class Lane:
         """
         if self._closing:
             raise Unavailable("this replica is stopping.")
-        entries = self._entries(list(commands), snapshots, seen)
+        caller, entries = self._entries(list(commands), snapshots, seen)
         if len(self._queue) + len(entries) > MAX_QUEUED:
             raise Overloaded(f"{len(self._queue)} commands wait already.")
         self._queue.extend(entries)
         self._filled.set()
-        answers = await asyncio.gather(*(e.answer for e in entries), return_exceptions=True)
+        await caller.all_answered
         outcomes: list[Outcome] = []
-        for entry, answer in zip(entries, answers, strict=True):
-            if isinstance(answer, BaseException):
-                raise answer
-            if entry.command is not None:
-                outcomes.append(answer)
+        for entry in entries:
+            if isinstance(entry.answer, Unavailable):
+                raise entry.answer
+            if entry.command is not None and entry.answer is not None:
+                outcomes.append(entry.answer)
         return outcomes
 
     def _entries(
@@ -166,16 +193,16 @@ class Lane:
         commands: Sequence[AnyCommand],
         snapshots: Sequence[tuple[Snapshot, int]] | None,
         seen: IncarnationId | None,
-    ) -> list[Entry]:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + DEADLINE_SECONDS
-        entries = [Entry(c, deadline, loop.create_future()) for c in commands]
+    ) -> tuple[Caller, list[Entry]]:
+        deadline = asyncio.get_running_loop().time() + DEADLINE_SECONDS
+        caller = Caller(len(commands) + (seen is not None))
+        entries = [Entry(c, deadline, caller) for c in commands]
         if snapshots is not None:
             for entry, snapshot in zip(entries, snapshots, strict=True):
                 entry.snapshot = snapshot
         if seen is not None:
-            entries.append(Entry(None, deadline, loop.create_future(), seen=seen))
-        return entries
+            entries.append(Entry(None, deadline, caller, seen=seen))
+        return caller, entries
 
     def _take_batch(self) -> list[Entry]:
         """The next entries, at most one for each task or node, the order of each kept."""
@@ -185,7 +212,7 @@ class Lane:
         keys: set[str] = set()
         while self._queue and len(batch) < self._batch_limit:
             entry = self._queue.popleft()
-            if entry.answer.done():
+            if entry.done:
                 continue
             if entry.deadline < now:
                 self._give_up(entry, "the database did not answer before the deadline.")
@@ -241,8 +268,8 @@ class Lane:
             self.name, len(items), committed.outcomes.count(ItemOutcome.APPLIED)
         )
         for entry in batch:
-            if entry.command is None and not entry.answer.done():
-                entry.answer.set_result(Outcome(committed.now, committed.now))
+            if entry.command is None:
+                entry.settle(Outcome(committed.now, committed.now))
         again: list[Entry] = []
         happened: list[Happened] = []
         for (entry, accepted), outcome, at in zip(
@@ -265,7 +292,7 @@ class Lane:
         policy = self._policy()
         decided: list[tuple[Entry, Accepted]] = []
         for entry in batch:
-            if entry.command is None or entry.snapshot is None or entry.answer.done():
+            if entry.command is None or entry.snapshot is None or entry.done:
                 continue
             (snapshot, now), entry.snapshot = entry.snapshot, None
             entry.task_type = None if snapshot.task is None else snapshot.task.type
@@ -285,7 +312,7 @@ class Lane:
         missing = [
             entry
             for entry in batch
-            if entry.command is not None and entry.snapshot is None and not entry.answer.done()
+            if entry.command is not None and entry.snapshot is None and not entry.done
         ]
         if not missing:
             return
@@ -301,22 +328,20 @@ class Lane:
     def _answer(
         self, entry: Entry, now: int, at: int, reply: Reply, *, replayed: bool = False
     ) -> None:
-        if not entry.answer.done():
-            entry.answer.set_result(
-                Outcome(
-                    max(now, at),
-                    at,
-                    reply=reply,
-                    replayed=replayed,
-                    input_text=entry.input_text,
-                    task_type=entry.task_type,
-                )
+        entry.settle(
+            Outcome(
+                max(now, at),
+                at,
+                reply=reply,
+                replayed=replayed,
+                input_text=entry.input_text,
+                task_type=entry.task_type,
             )
+        )
 
     def _refuse(self, entry: Entry, now: int, refused: Refused) -> None:
         self._observer.refused(self.name, refused.code)
-        if not entry.answer.done():
-            entry.answer.set_result(Outcome(now, now, refused=refused))
+        entry.settle(Outcome(now, now, refused=refused))
 
     def _refuse_internally(self, entry: Entry, error: Exception) -> None:
         log.error(
@@ -333,8 +358,7 @@ class Lane:
             self._refuse(entry, 0, Refused(Code.INTERNAL_REFUSED, "this command cannot be applied"))
 
     def _give_up(self, entry: Entry, why: str) -> None:
-        if not entry.answer.done():
-            entry.answer.set_exception(Unavailable(why))
+        entry.settle(Unavailable(why))
 
     def _postpone(self, batch: list[Entry], error: BaseException) -> bool:
         self._queue.extendleft(reversed(batch))

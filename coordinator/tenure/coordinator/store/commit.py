@@ -10,9 +10,9 @@ from enum import IntEnum
 from typing import Any, Final
 
 from asyncpg import Pool
+from pydantic_core import to_json
 
-from tenure.contract.codec import encode_unstamped, unstamped
-from tenure.contract.events import EventData, event_type
+from tenure.contract.events import EVENT_SOURCE, SCHEMA_VERSION, event_type
 from tenure.contract.ids import IncarnationId
 from tenure.contract.states import TERMINAL_ATTEMPT_STATES
 from tenure.contract.topology import (
@@ -40,6 +40,7 @@ from tenure.coordinator.store.postgres import json_text
 from tenure.coordinator.store.rows import (
     optional_datetime,
     reply_to_text,
+    to_datetime,
     to_microseconds,
 )
 
@@ -293,31 +294,43 @@ class _Batch:
 
 
 def encode(event: Happened) -> bytes:
-    """The message of an event, but for its ``time``, which the commit puts in front."""
-    return encode_unstamped(
-        unstamped(
-            id=event.event_id,
-            type=event_type(event.entity_type, event.next_state),
-            subject=event.entity_id,
-            tenant=event.tenant,
-            entitytype=event.entity_type,
-            taskid=event.task_id,
-            attemptid=event.attempt_id,
-            epoch=event.epoch,
-            sequence=event.sequence,
-            actor=event.actor,
-            data=EventData.model_construct(
-                previous_state=event.previous_state,
-                next_state=event.next_state,
-                reason=event.reason,
-                task_type=event.task_type,
-                node_id=event.node_id,
-                incarnation=event.incarnation,
-                fencing_token=event.fencing_token,
-                ordinal=event.ordinal,
-                receipt_id=event.receipt_id,
-                retry_not_before=optional_datetime(event.retry_not_before),
-                cancel_requested=event.cancel_requested,
-            ),
-        )
-    )
+    """The message of an event, but for its ``time``, which the commit puts in front: what
+    ``encode_unstamped`` makes of an ``Event``, without making one. Six a task: it is worth it."""
+    data: dict[str, Any] = {
+        "previous_state": event.previous_state,
+        "next_state": event.next_state,
+    }
+    for name in _OF_DATA:
+        value = getattr(event, name)
+        if value is not None:
+            data[name] = value
+    if event.retry_not_before is not None:
+        data["retry_not_before"] = to_datetime(event.retry_not_before)
+    if event.cancel_requested is not None:
+        data["cancel_requested"] = event.cancel_requested
+    attributes: dict[str, Any] = {
+        "specversion": "1.0",
+        "id": event.event_id,
+        "source": EVENT_SOURCE,
+        "type": event_type(event.entity_type, event.next_state),
+        "subject": event.entity_id,
+        "datacontenttype": "application/json",
+        "tenant": event.tenant,
+        "entitytype": event.entity_type,
+        "taskid": event.task_id,
+        "attemptid": event.attempt_id,
+        "epoch": event.epoch,
+        "sequence": event.sequence,
+        "schemaversion": SCHEMA_VERSION,
+        "actor": event.actor,
+        "data": data,
+    }
+    for name in ("taskid", "attemptid"):
+        if attributes[name] is None:
+            del attributes[name]
+    return to_json(attributes)
+
+
+_OF_DATA: Final = (
+    "reason", "task_type", "node_id", "incarnation", "fencing_token", "ordinal", "receipt_id",
+)  # fmt: skip

@@ -4,11 +4,11 @@ Limits (statement, lock and transaction timeouts) sit on the service's role, so 
 behind a pooler too; the client's own deadlines are longer than those.
 """
 
-import json
 from typing import Any, Final
 
 import asyncpg
 from asyncpg import Pool, PostgresError
+from pydantic_core import to_json
 
 from tenure.settings.addresses import Address, asked
 
@@ -108,4 +108,4 @@ async def _keep_connection(connection: asyncpg.Connection) -> None:
 
 def json_text(value: object) -> str:
     """Compact JSON for a ``json`` column."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return to_json(value).decode()

@@ -1,12 +1,12 @@
 """Records of the driver -> rows of the core. Instants become integer microseconds."""
 
-import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
 from asyncpg import Record
+from pydantic_core import from_json, to_json
 
 from tenure.contract.ids import (
     AttemptId,
@@ -208,16 +208,16 @@ def stored_command(record: Record) -> StoredCommand | None:
 def reply_to_text(reply: Reply) -> str:
     """A reply as it is stored with its command; fields at their default are left out."""
     fields: dict[str, Any] = {
-        name: getattr(reply, name)
+        name: value
         for name in Reply.__slots__
-        if getattr(reply, name) not in (None, False)
+        if (value := getattr(reply, name)) is not None and value is not False
     }
-    return json.dumps(fields, separators=(",", ":"))
+    return to_json(fields).decode()
 
 
 def reply_from_text(text: str) -> Reply:
     """The reply of ``reply_to_text``."""
-    fields: dict[str, Any] = json.loads(text)
+    fields: dict[str, Any] = from_json(text)
     if "task_state" in fields:
         fields["task_state"] = TaskState(fields["task_state"])
     if "attempt_state" in fields:
