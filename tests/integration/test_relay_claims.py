@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from tenure.relay.core.window import Cursor, Want
+from tenure.relay.core.window import Cursor, Follow, Want
 from tenure.relay.errors import LogNotMigrated, LogUnavailable
 from tenure.relay.log import RelayLog, load_queries
 from tests.support.isolation import FreshDatabase, with_path
@@ -185,23 +185,64 @@ async def test_reading_keeps_to_shards_rows_and_bytes(database: FreshDatabase) -
     relay = RelayLog(database.relay_url, uuid4(), 60)
 
     async def read(rows: int, body_bytes: int, after: int = 0) -> list[int]:
-        found = await relay.read([Want(one.shard, after, rows, body_bytes)])
+        found, end = await relay.read([Want(one.shard, after, rows, body_bytes)])
+        assert end == positions[-1]
         assert {row.stream for row in found} <= {("task", one.entity_id)}
         return [row.position for row in found]
 
     mine = positions[0::2]
-    size = len((await relay.read([Want(one.shard, 0, 1, 1)]))[0].body)
+    found, _ = await relay.read([Want(one.shard, 0, 1, 1)])
+    size = len(found[0].body)
     assert await read(100, 10**6) == mine
     assert await read(2, 10**6) == mine[:2]
     assert await read(100, 10**6, after=mine[1]) == mine[2:]
     assert await read(100, 1) == mine[:1]  # at least one, however large
     assert await read(100, size) == mine[:1]
     assert await read(100, size + 1) == mine[:2]
-    assert await relay.head(0) == positions[-1]
-    assert await relay.head(positions[-1]) is None
+    assert await read(100, 10**6, after=mine[-1]) == []
     lag = await relay.lag()
     assert lag.rows == 8
     assert lag.seconds > 0
+    await relay.close()
+
+
+async def test_following_keeps_to_shards_rows_and_bytes_and_tells_the_end_of_the_log(
+    database: FreshDatabase,
+) -> None:
+    one, two, other = Stream(), Stream(), Stream()
+    while two.shard == one.shard:
+        two = Stream()
+    while other.shard in (one.shard, two.shard):
+        other = Stream()
+    async with session(database.owner_url) as owner:
+        positions = await append(owner, rows_of([one, two, other], 4))
+    relay = RelayLog(database.relay_url, uuid4(), 60)
+
+    async def follow(rows: int, body_bytes: int, after: int = 0) -> list[int]:
+        asked = Follow([one.shard, two.shard], after, rows, body_bytes)
+        found, end = await relay.follow(asked)
+        assert {row.stream for row in found} <= {("task", each.entity_id) for each in (one, two)}
+        assert end == positions[-1]
+        return [row.position for row in found]
+
+    ours = [position for n, position in enumerate(positions) if n % 3 < 2]
+    found, _ = await relay.follow(Follow([one.shard, two.shard], 0, 1, 1))
+    size = len(found[0].body)
+    assert await follow(100, 10**6) == ours
+    assert await follow(3, 10**6) == ours[:3]
+    assert await follow(100, 10**6, after=ours[1]) == ours[2:]
+    assert await follow(100, 1) == ours[:1]  # at least one, however large
+    assert await follow(100, size) == ours[:1]
+    assert await follow(100, size + 1) == ours[:2]
+    assert await follow(100, 10**6, after=ours[-1]) == []
+    assert await follow(100, 10**6, after=positions[-1]) == []
+    await relay.close()
+
+
+async def test_an_empty_log_has_the_end_0(database: FreshDatabase) -> None:
+    relay = RelayLog(database.relay_url, uuid4(), 60)
+    assert await relay.read([Want(0, 0, 1, 1)]) == ([], 0)
+    assert await relay.follow(Follow([0], 0, 1, 1)) == ([], 0)
     await relay.close()
 
 
@@ -222,7 +263,7 @@ async def test_reads_use_indexes_on_a_log_that_was_never_analysed(
         shards = "array[0, 1]::smallint[]"
         numbers = "array[10, 10]::bigint[]"
         for name, arguments in (
-            ("head", "0"),
+            ("follow", "0, array[0, 1]::smallint[], 10, 10"),
             ("read", f"{shards}, {numbers}, {numbers}, {numbers}"),
             ("lag", "10"),
         ):

@@ -9,7 +9,14 @@ from tenure.relay.core.window import Limits, Publish, Row, Window
 
 SHARDS = 2
 STREAMS = 3
-LIMITS = Limits(rows=12, body_bytes=400, shards=SHARDS, in_flight=4, rows_per_read=6)
+LIMITS = Limits(
+    rows=12,
+    body_bytes=400,
+    shards=SHARDS,
+    in_flight=4,
+    rows_per_read=6,
+    body_bytes_per_read=150,
+)
 
 
 class AnyBroker(RuleBasedStateMachine):
@@ -33,7 +40,6 @@ class AnyBroker(RuleBasedStateMachine):
         self.log.append(
             Row(position, stream % SHARDS, stream, str(position), "", "", required, b"." * size)
         )
-        self.window.grown()
 
     @rule()
     def read(self) -> None:
@@ -47,7 +53,23 @@ class AnyBroker(RuleBasedStateMachine):
                     break
                 size += len(row.body)
                 answer.append(row)
-        self.window.add(wanted, answer)
+        self.window.add(wanted, answer, len(self.log))
+
+    @rule()
+    def follow(self) -> None:
+        asked = self.window.follow()
+        if asked is None:
+            return
+        size = 0
+        answer = []
+        rows = [r for r in self.log if r.shard in asked.shards and r.position > asked.after]
+        for row in rows[: asked.rows]:
+            if size >= asked.body_bytes:
+                break
+            size += len(row.body)
+            answer.append(row)
+        more = self.window.followed(asked, answer, len(self.log))
+        assert more or len(answer) == len(rows)
 
     @rule(limit=st.integers(1, 5))
     def take(self, limit: int) -> None:
@@ -111,6 +133,7 @@ class AnyBroker(RuleBasedStateMachine):
         for _ in range(20 * (len(self.log) + 1)):
             self.now += 60_000_000
             self.read()
+            self.follow()
             self.take(5)
             for publish in self.in_flight:
                 self.published.add(publish.position)

@@ -5,7 +5,7 @@ Every statement commits by itself: no transaction is ever open while the relay d
 
 import asyncio
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,7 +15,7 @@ from uuid import UUID
 
 import asyncpg
 
-from tenure.relay.core.window import Cursor, Row, Want
+from tenure.relay.core.window import Cursor, Follow, Row, Want
 from tenure.relay.errors import LogNotMigrated, LogRefused, LogUnavailable, LogUntrusted
 from tenure.settings.addresses import Address, asked
 from tenure.settings.pooler import PoolerNotDeclared, is_pooled, share_a_server
@@ -77,58 +77,47 @@ class RelayLog:
         self._relay_id = relay_id
         self._lease = timedelta(seconds=claim_seconds)
         self._timeout_seconds = command_timeout_seconds
-        self._pool: asyncpg.Pool | None = None
-        self._opening = asyncio.Lock()
+        # Two, so that a scrape does not hold up the loop. No pool: between two statements it would
+        # ask the server to reset a state that no statement here leaves behind.
+        self._line = _Line(self._connected)
+        self._side_line = _Line(self._connected)
         self._queries = load_queries()
         self.answers = 0  # how many questions the database has answered
 
-    async def _connected(self) -> asyncpg.Pool:
-        """The pool, opened at the first question and again after a failure to open it."""
-        async with self._opening:  # the loop and a scrape may ask at once
-            if self._pool is None:
-                pool = await asyncpg.create_pool(
-                    connect=self._connect,
-                    min_size=1,
-                    max_size=2,
-                    timeout=self._timeout_seconds,
-                    command_timeout=self._timeout_seconds,
-                    statement_cache_size=0 if self._pooled else 100,
-                    max_inactive_connection_lifetime=0,
-                )
-                if not self._pooled:
-                    await self._check_pooler(pool)
-                self._pool = pool
-            return self._pool
-
-    async def _check_pooler(self, pool: asyncpg.Pool) -> None:
-        """Raises LogRefused for a pooler that nobody told us of: it loses what is prepared."""
+    async def _connected(self) -> asyncpg.Connection:
+        connection = await self._connect()
+        if self._pooled:
+            return connection
         try:
-            async with pool.acquire(timeout=self._timeout_seconds) as one:
-                if await is_pooled(one):
-                    async with pool.acquire(timeout=self._timeout_seconds) as other:
-                        if await share_a_server(one, other):
-                            raise PoolerNotDeclared
+            # Raises LogRefused for a pooler that nobody told us of: it loses what is prepared.
+            if await is_pooled(connection):
+                other = await self._connect()
+                try:
+                    if await share_a_server(connection, other):
+                        raise PoolerNotDeclared
+                finally:
+                    other.terminate()
         except PoolerNotDeclared as error:
-            pool.terminate()
+            connection.terminate()
             raise LogRefused(error.message, next_step=error.next_step, code=error.code) from error
         except BaseException:
-            pool.terminate()
+            connection.terminate()
             raise
+        return connection
 
-    async def _connect(self, dsn: str | None = None, **options: Any) -> asyncpg.Connection:
+    async def _connect(self) -> asyncpg.Connection:
         # Asked now: the password may have been replaced since the last connection.
-        return await asyncpg.connect(asked(self._url), **options)
+        return await asyncpg.connect(
+            asked(self._url),
+            timeout=self._timeout_seconds,
+            command_timeout=self._timeout_seconds,
+            statement_cache_size=0 if self._pooled else 100,
+        )
 
     async def close(self) -> None:
-        """Close the pool; does not wait for a server that is away."""
-        pool, self._pool = self._pool, None
-        if pool is None:
-            return
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                await pool.close()
-        except _Lost:
-            pool.terminate()
+        """Close the connections; does not wait for a server that is away."""
+        await self._line.close(self._timeout_seconds)
+        await self._side_line.close(self._timeout_seconds)
 
     async def check(self) -> None:
         """Ask whether the database is there and migrated. Raises LogNotMigrated too."""
@@ -172,51 +161,97 @@ class RelayLog:
         rows = await self._fetch("withdrawn", [UUID(one) for one in attempt_ids])
         return {str(row["attempt_id"]) for row in rows}
 
-    async def head(self, after: int) -> int | None:
-        """The last position, where it is above ``after``."""
-        rows = await self._fetch("head", after)
-        return rows[0]["position"] if rows else None
+    async def follow(self, asked: Follow) -> tuple[list[Row], int]:
+        """The rows asked for, by position, and the last position of the log."""
+        records = await self._fetch(
+            "follow", asked.after, asked.shards, asked.rows, asked.body_bytes
+        )
+        return _rows(records), records[0]["log_end"] if records else asked.after
 
-    async def read(self, wanted: Sequence[Want]) -> list[Row]:
-        """The rows asked for, of each shard by position."""
-        rows = await self._fetch(
+    async def read(self, wanted: Sequence[Want]) -> tuple[list[Row], int]:
+        """The rows asked for, of each shard by position, and the last position of the log."""
+        records = await self._fetch(
             "read",
             [want.shard for want in wanted],
             [want.after for want in wanted],
             [want.rows for want in wanted],
             [want.body_bytes for want in wanted],
         )
-        return [
-            Row(
-                position=row["position"],
-                shard=row["shard"],
-                stream=(row["entity_type"], row["entity_id"]),
-                event_id=str(row["event_id"]),
-                exchange=row["exchange"],
-                routing_key=row["routing_key"],
-                required=row["required"],
-                attempt_id=None if row["attempt_id"] is None else str(row["attempt_id"]),
-                body=row["body"],
-            )
-            for row in rows
-        ]
+        return _rows(records), records[0]["log_end"] or 0
 
     async def lag(self) -> Lag:
         """What is not published yet, by any relay."""
-        (row,) = await self._fetch("lag", _COUNT_LIMIT)
+        with _translated():
+            (row,) = await self._side_line.fetch(self._queries["lag"], _COUNT_LIMIT)
         return Lag(rows=row["row_count"], seconds=max(0.0, row["seconds"]))
 
     async def _fetch(self, query: str, *arguments: Any) -> list[asyncpg.Record]:
         with _translated():
-            pool = await self._connected()
-            async with pool.acquire(timeout=self._timeout_seconds) as connection:
-                try:
-                    records = await connection.fetch(self._queries[query], *arguments)
-                except asyncpg.InternalClientError:
-                    connection.terminate()  # else the pool would keep it
-                    raise
+            records = await self._line.fetch(self._queries[query], *arguments)
         self.answers += 1
         return records
+
+
+class _Line:
+    """One connection, opened at the first question, and again after any failure."""
+
+    def __init__(self, connect: Callable[[], Awaitable[asyncpg.Connection]]) -> None:
+        self._connect = connect
+        self._connection: asyncpg.Connection | None = None
+        self._turn = asyncio.Lock()
+
+    async def fetch(self, query: str, *arguments: Any) -> list[asyncpg.Record]:
+        """Ask; one question at a time."""
+        async with self._turn:
+            connection = self._connection
+            if connection is None or connection.is_closed():
+                connection = self._connection = await self._connect()
+            try:
+                return await connection.fetch(query, *arguments)
+            except BaseException:
+                # What state it is in is not worth finding out.
+                self._connection = None
+                connection.terminate()
+                raise
+
+    async def close(self, timeout_seconds: float) -> None:
+        """Close it, within the time given."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                await connection.close(timeout=timeout_seconds)
+            except _Lost:
+                connection.terminate()
+
+
+def _rows(records: Sequence[asyncpg.Record]) -> list[Row]:
+    return [
+        Row(
+            position,
+            shard,
+            (entity_type, entity_id),
+            str(event_id),
+            exchange,
+            routing_key,
+            required,
+            body,
+            None if attempt_id is None else str(attempt_id),
+        )
+        for (
+            position,
+            shard,
+            entity_type,
+            entity_id,
+            event_id,
+            exchange,
+            routing_key,
+            required,
+            body,
+            attempt_id,
+            _,
+        ) in records
+        if position is not None
+    ]
 
 
 @contextmanager

@@ -11,8 +11,9 @@ paused stops publishing a shard no later than another may take it.
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -20,7 +21,7 @@ import structlog
 from tenure.contract.errors import TenureError
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoint, FaultPoints
 from tenure.relay.core.outcome import Outcome, Verdict, may_arrive_twice
-from tenure.relay.core.window import Limits, Window
+from tenure.relay.core.window import Limits, Row, Window
 from tenure.relay.errors import LogUnavailable
 from tenure.relay.log import RelayLog
 from tenure.relay.metrics import RelayMetrics
@@ -41,7 +42,7 @@ class Pace:
     poll_seconds: float = 0.01  # while rows come
     idle_poll_seconds: float = 0.05
     idle_after_seconds: float = 5.0
-    advance_seconds: float = 0.02
+    advance_seconds: float = 0.05
     drain_seconds: float = 5.0
 
 
@@ -72,7 +73,7 @@ class Relay:
         self._chance = chance
         self._window = Window(limits)
         self._trusted_until: dict[int, float] = {}
-        self._head = 0
+        self._look_at = 0.0
         self._last_rows = 0.0
         self._renew_at = 0.0
         self._claim_at = 0.0
@@ -117,8 +118,9 @@ class Relay:
             self._wake.clear()
             await self._settle()
             self._drop_untrusted()
-            await self._database_turn()
+            await self._ask(self._keep_claims, self._judge_returned, self._read)
             await self._publish()
+            await self._ask(self._advance)
             if not stop.is_set():
                 await self._pause()
         await self._drain()
@@ -130,27 +132,38 @@ class Relay:
         all_settled = self._publisher.collect()
         if all_settled:
             await self._faults.reach(FaultPoint.AFTER_CONFIRM)
+        to_settle = []
         for settled in all_settled:
             row = settled.publish.row
             if settled.outcome is Outcome.RETURNED and row.required and row.attempt_id is not None:
                 self._returned.append(settled)  # until the database says whether it still matters
             else:
-                self._settle_one(settled)
+                to_settle.append(settled)
+        self._settle_these(to_settle)
         late = self._publisher.late_confirms
         self._metrics.late_confirms.inc(late - self._late_confirms)
         self._late_confirms = late
 
-    def _settle_one(self, settled: Settled) -> None:
-        row, outcome = settled.publish.row, settled.outcome
+    def _settle_these(self, these: Iterable[Settled]) -> None:
         now = self._microseconds()
-        verdict = self._window.settle(settled.publish, outcome, now, self._chance())
-        self._metrics.outcomes[outcome].inc()
-        if verdict is Verdict.DONE and outcome is not Outcome.WITHDRAWN:
-            self._metrics.published.inc()
-        elif may_arrive_twice(outcome):
-            self._metrics.duplicates_possible.inc()
-        if verdict is Verdict.AGAIN_LATER:
-            self._say(outcome, row.position, settled.detail, row.required)
+        counts: Counter[Outcome] = Counter()
+        published = doubles = 0
+        for publish, outcome, detail in these:
+            row = publish.row
+            verdict = self._window.settle(publish, outcome, now, self._chance())
+            counts[outcome] += 1
+            if verdict is Verdict.DONE:
+                published += outcome is not Outcome.WITHDRAWN
+                continue
+            doubles += may_arrive_twice(outcome)
+            if verdict is Verdict.AGAIN_LATER:
+                self._say(outcome, row.position, detail, row.required)
+        if not counts:
+            return
+        for outcome, count in counts.items():
+            self._metrics.outcomes[outcome].inc(count)
+        self._metrics.published.inc(published)
+        self._metrics.duplicates_possible.inc(doubles)
 
     async def _judge_returned(self) -> None:
         """A message to a node that is gone is void once its attempt has ended."""
@@ -159,10 +172,12 @@ class Relay:
         attempts = {settled.publish.row.attempt_id for settled in self._returned}
         ended = await self._log.withdrawn([one for one in attempts if one is not None])
         returned, self._returned = self._returned, []
-        for settled in returned:
-            if settled.publish.row.attempt_id in ended:
-                settled = replace(settled, outcome=Outcome.WITHDRAWN)
-            self._settle_one(settled)
+        self._settle_these(
+            settled._replace(outcome=Outcome.WITHDRAWN)
+            if settled.publish.row.attempt_id in ended
+            else settled
+            for settled in returned
+        )
 
     def _say(self, outcome: Outcome, position: int, detail: str, required: bool) -> None:
         """One line a minute for each kind of failure; the counts are in the metrics."""
@@ -190,15 +205,13 @@ class Relay:
 
     # The database
 
-    async def _database_turn(self) -> None:
+    async def _ask(self, *questions: Callable[[], Awaitable[None]]) -> None:
         if self._clock() < self._database_at:
             return
         answers = self._log.answers
         try:
-            await self._keep_claims()
-            await self._judge_returned()
-            await self._read()
-            await self._advance()
+            for question in questions:
+                await question()
         except LogUnavailable as error:
             self._database_failures += 1
             self._database_well = False
@@ -240,8 +253,10 @@ class Relay:
 
     async def _renew(self) -> None:
         now = self._clock()
+        if now < self._renew_at:
+            return
         claims = self._window.claims
-        if not claims or now < self._renew_at:
+        if not claims:
             return
         self._keep(claims, await self._log.renew(claims), now)
         self._renew_at = now + self._pace.claim_seconds / 3
@@ -267,31 +282,45 @@ class Relay:
         self._trusted_until.pop(shard, None)
 
     async def _read(self) -> None:
+        """Whoever is behind reads at once; all others when it is time to look, and before their
+        cursors move: what a cursor passes was read before what is read now."""
         if not self._trusted_until:
             return
-        wanted = self._window.wanted()
-        if not wanted:
-            # Everything known was read, or there is no room: the cheap question.
-            head = await self._log.head(self._head)
-            if head is None:
-                return
-            self._head = head
-            self._window.grown()
-            wanted = self._window.wanted()
-            if not wanted:
-                return
-        rows = await self._log.read(wanted)
-        self._window.add(wanted, rows)
-        if rows:
+        found = 0
+        if wanted := self._window.wanted():
+            rows, end = await self._log.read(wanted)
+            self._window.add(wanted, rows, end)
+            found = len(rows)
+        if self._clock() >= self._look_at or self._cursors_are_due:
+            found += await self._look()
+        if found:
             self._last_rows = self._clock()
-            self._metrics.read.inc(len(rows))
+            self._metrics.read.inc(found)
+
+    async def _look(self) -> int:
+        """Read what was appended since; how many rows."""
+        rows: list[Row] = []
+        more = False
+        if asked := self._window.follow():
+            rows, end = await self._log.follow(asked)
+            more = self._window.followed(asked, rows, end)
+        now = self._clock()
+        idle = not rows and now - self._last_rows > self._pace.idle_after_seconds
+        pause = self._pace.idle_poll_seconds if idle else self._pace.poll_seconds
+        self._look_at = now if more else now + pause
+        return len(rows)
+
+    @property
+    def _cursors_are_due(self) -> bool:
+        return self._window.movable and self._clock() >= self._advance_at
 
     async def _advance(self, *, at_once: bool = False) -> None:
-        now = self._clock()
-        cursors = self._window.cursors()
-        if not cursors or (now < self._advance_at and not at_once):
+        if not self._cursors_are_due and not at_once:
             return
-        self._advance_at = now + self._pace.advance_seconds
+        cursors = self._window.cursors()
+        if not cursors:
+            return
+        self._advance_at = self._clock() + self._pace.advance_seconds
         await self._faults.reach(FaultPoint.BEFORE_CURSOR_MOVE)
         moved = await self._log.advance(cursors)
         await self._faults.reach(FaultPoint.AFTER_CURSOR_MOVE)
@@ -309,16 +338,16 @@ class Relay:
     # Waiting and ending
 
     async def _pause(self) -> None:
-        if self._window.wanted() and self._clock() >= self._database_at:
+        now = self._clock()
+        if self._window.wanted() and now >= self._database_at:
             await asyncio.sleep(0)  # there is more to read: only let the connections work
             return
-        now = self._clock()
-        idle = now - self._last_rows > self._pace.idle_after_seconds
-        seconds = self._pace.idle_poll_seconds if idle else self._pace.poll_seconds
+        ask_at = min(self._look_at, self._advance_at) if self._window.movable else self._look_at
+        until = min(now + self._pace.idle_poll_seconds, max(ask_at, self._database_at))
         retry = self._window.next_retry()
         if retry is not None and self._publisher.usable:
-            seconds = min(seconds, max(0.0, retry / 1e6 - now))
-        await self._wait(seconds)
+            until = min(until, retry / 1e6)
+        await self._wait(until - now)
 
     def hurry(self) -> None:
         """Drain no longer: what is unconfirmed will be published again."""

@@ -19,23 +19,20 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import aiormq
-import pamqp.frame
 from aiormq.abc import ChannelFrame, ConfirmationFrameType
 from aiormq.connection import TCPTransportFactory, TLSTransportFactory, TransportFactory
 from pamqp import commands
-from pamqp.body import ContentBody
-from pamqp.header import ContentHeader
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from tenacity.wait import wait_random_exponential
 
 from tenure.contract.errors import TenureError
-from tenure.contract.events import CONTENT_TYPE, EVENT_ID_HEADER
 from tenure.relay.core.outcome import Outcome
 from tenure.relay.core.window import Publish
 from tenure.relay.errors import BrokerError, BrokerRefused, BrokerUnreachable, BrokerUntrusted
+from tenure.relay.frames import content_frames, method_frame
 from tenure.relay.notices import Notices
 from tenure.settings.addresses import Address, asked
 from tenure.settings.tls import tls_fault
@@ -49,11 +46,9 @@ PRIVATE_NAMES: Final = {
 _MISSING_SECONDS: Final = 1.0  # how long the absence of an exchange is believed
 _RECONNECT_CAP_SECONDS: Final = 5.0
 _CLOSE_SECONDS: Final = 2.0
-_ROUTING_KEY_BYTES: Final = 255
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(NamedTuple):
     """How a publish ended; ``detail`` says why, where it failed."""
 
     publish: Publish
@@ -195,26 +190,39 @@ class Publisher:
             self._settle_all(publishes, Outcome.LOST, "no connection")
             return
         now = time.monotonic()
-        buffer = bytearray()
+        channel, pending = session.channel, session.pending
+        tag = channel.delivery_tag
+        buffer: list[bytes] = []
         for publish in publishes:
-            fault = self._fault(session, publish)
-            if fault:
-                self._settled.append(Settled(publish, Outcome.NOT_SENT, fault))
+            row = publish.row
+            if row.exchange not in session.exchanges or len(row.body) > self._max_body_bytes:
+                self._settled.append(
+                    Settled(publish, Outcome.NOT_SENT, self._fault(session, publish))
+                )
                 continue
-            tag = session.channel.delivery_tag + 1
             try:
-                buffer += _frames(session, publish, tag)
+                method = method_frame(channel.number, row.exchange, row.routing_key, row.required)
             except (ValueError, TypeError, UnicodeError) as error:
                 detail = f"cannot be encoded: {error}"
                 self._settled.append(Settled(publish, Outcome.NOT_SENT, detail))
                 continue
-            session.channel.delivery_tag = tag
-            session.pending[tag] = _Pending(publish, now)
-        if len(self._settled):
+            tag += 1
+            buffer.append(method)
+            # The message id is fresh for each publish, and tells a return's tag.
+            buffer += content_frames(
+                channel.number,
+                row.event_id,
+                f"{session.name}-{tag}",
+                row.body,
+                channel.max_content_size,
+            )
+            pending[tag] = _Pending(publish, now)
+        channel.delivery_tag = tag
+        if self._settled:
             self._wake.set()
         if not buffer:
             return
-        frame = ChannelFrame(payload=bytes(buffer), should_close=False)
+        frame = ChannelFrame(payload=b"".join(buffer), should_close=False)
         try:
             # Waits only while aiormq's writer does; then something is wrong with the connection.
             async with asyncio.timeout(self._confirm_timeout):
@@ -353,15 +361,11 @@ class Publisher:
     # Exchanges
 
     def _fault(self, session: _Session, publish: Publish) -> str:
-        """Why a row must not be written; empty when it may. One bad publish would close the channel
-        and make every other one unknown."""
+        """Why a row was not written: one bad publish would close the channel and make every other
+        one unknown."""
         row = publish.row
         if len(row.body) > self._max_body_bytes:
             return f"the body has {len(row.body)} bytes, more than {self._max_body_bytes}"
-        if len(row.routing_key.encode()) > _ROUTING_KEY_BYTES:
-            return f"the routing key is longer than {_ROUTING_KEY_BYTES} bytes"
-        if row.exchange in session.exchanges:
-            return ""
         absent = session.missing.get(row.exchange, 0.0)
         if row.exchange not in session.probes and time.monotonic() - absent > _MISSING_SECONDS:
             probe = asyncio.create_task(self._probe(session, row.exchange))
@@ -385,31 +389,6 @@ class Publisher:
             session.missing[exchange] = time.monotonic()
         except (aiormq.AMQPError, OSError, RuntimeError, TimeoutError):
             session.missing[exchange] = time.monotonic()
-
-
-def _frames(session: _Session, publish: Publish, tag: int) -> bytes:
-    """The frames of one publish. The message id is fresh for each, and tells a return's tag."""
-    row = publish.row
-    channel = session.channel
-    number = channel.number
-    properties = commands.Basic.Properties(
-        content_type=CONTENT_TYPE,
-        delivery_mode=2,
-        headers={EVENT_ID_HEADER: row.event_id},
-        message_id=f"{session.name}-{tag}",
-    )
-    method = commands.Basic.Publish(
-        exchange=row.exchange, routing_key=row.routing_key, mandatory=row.required
-    )
-    body = row.body
-    parts = [
-        pamqp.frame.marshal(method, number),
-        pamqp.frame.marshal(ContentHeader(0, len(body), properties), number),
-    ]
-    for start in range(0, len(body), channel.max_content_size):
-        piece = body[start : start + channel.max_content_size]
-        parts.append(pamqp.frame.marshal(ContentBody(piece), number))
-    return b"".join(parts)
 
 
 def _coded(error: Exception) -> BrokerError:

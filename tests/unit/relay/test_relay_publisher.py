@@ -18,7 +18,7 @@ def publishes(count: int) -> list[Publish]:
     window = Window(Limits(shards=1))
     window.open(0, 1, 0)
     rows = [Row(n, 0, n, str(n), "", "q", True, b"{}") for n in range(1, count + 1)]
-    window.add(window.wanted(), rows)
+    window.add(window.wanted(), rows, count)
     return window.take(0, count)
 
 

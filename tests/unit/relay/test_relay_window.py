@@ -1,5 +1,7 @@
 """The relay's window: order within a stream, cursors, pauses and bounds."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from tenure.relay.core.outcome import Outcome, Verdict, judge, may_arrive_twice
@@ -19,8 +21,12 @@ def window_with(*rows: Row, limits: Limits | None = None, shards: tuple[int, ...
     window = Window(limits or Limits(shards=len(shards)))
     for shard in shards:
         window.open(shard, claim_token=7, position=0)
-    window.add(window.wanted(), rows)
+    window.add(window.wanted(), rows, end_of(rows))
     return window
+
+
+def end_of(rows: Sequence[Row]) -> int:
+    return max((each.position for each in rows), default=0)
 
 
 def positions(publishes: list[Publish]) -> list[int]:
@@ -137,12 +143,13 @@ def test_rows_in_flight_of_all_streams_are_bounded() -> None:
 
 def test_a_stuck_stream_bounds_what_its_shard_holds_and_not_the_other_shards() -> None:
     limits = Limits(rows=20, shards=2, rows_per_read=1000)
-    window = window_with(limits=limits, shards=(0, 1))
+    window = Window(limits)
+    for shard in (0, 1):
+        window.open(shard, claim_token=7, position=0)
     stuck: Publish | None = None
     published = {0: 0, 1: 0}
     last = {0: 0, 1: 0}
     for turn in range(200):
-        window.grown()
         wanted = window.wanted()
         rows = [
             row(last[want.shard] + n + 1, f"{want.shard}/{n % 3}", shard=want.shard)
@@ -151,7 +158,7 @@ def test_a_stuck_stream_bounds_what_its_shard_holds_and_not_the_other_shards() -
         ]
         for read in rows:
             last[read.shard] = read.position
-        window.add(wanted, rows)
+        window.add(wanted, rows, end_of(rows))
         for publish in window.take(turn, 100):
             if stuck is None and publish.row.shard == 0:
                 stuck = publish  # its confirm never comes
@@ -181,23 +188,74 @@ def test_bodies_are_let_go_when_published_although_the_cursor_waits() -> None:
 def test_a_shard_with_too_many_bytes_is_not_read() -> None:
     limits = Limits(shards=1, body_bytes=1000)
     window = window_with(row(1, "a", size=600), row(2, "b", size=600), limits=limits)
-    window.grown()
     assert window.wanted() == []
+    assert window.follow() is None
     a, _ = window.take(0, 10)
     window.settle(a, Outcome.ACKED, 0, CALM)
     (want,) = window.wanted()
     assert (want.after, want.body_bytes) == (2, 400)
 
 
-def test_a_read_shard_is_asked_again_only_after_it_was_full_or_the_log_grew() -> None:
+def test_a_shard_reads_by_itself_until_it_got_less_than_it_asked_for() -> None:
     limits = Limits(rows=100, shards=1, rows_per_read=2)
     window = window_with(row(1, "a"), row(2, "b"), limits=limits)
+    assert window.follow() is None
     (want,) = window.wanted()
     assert (want.after, want.rows) == (2, 2)
-    window.add([want], [])
+    window.add([want], [], end=9)
     assert window.wanted() == []
-    window.grown()
-    assert len(window.wanted()) == 1
+    asked = window.follow()
+    assert asked is not None
+    assert (asked.shards, asked.after) == ([0], 9)
+
+
+def test_whoever_is_not_behind_follows_the_log_from_where_all_of_them_have_read() -> None:
+    window = window_with(row(3, "a"), row(5, "b", shard=1), shards=(0, 1, 2))
+    window.open(2, claim_token=8, position=0)
+    asked = window.follow()
+    assert asked is not None
+    assert (asked.shards, asked.after) == ([0, 1], 5)
+    window.add(window.wanted(), [], end=7)
+    asked = window.follow()
+    assert asked is not None
+    assert (asked.shards, asked.after) == ([0, 1, 2], 5)
+    # What shard 2 has read already comes again, and is not taken twice.
+    more = window.followed(asked, [row(6, "c", shard=2), row(8, "d", shard=2)], 11)
+    assert not more
+    assert positions(window.take(0, 10)) == [3, 5, 8]
+    again = window.follow()
+    assert again is not None
+    assert again.after == 11
+
+
+@pytest.mark.parametrize("limits", [Limits(rows_per_read=2), Limits(body_bytes_per_read=20)])
+def test_a_cut_answer_is_followed_from_its_last_row(limits: Limits) -> None:
+    window = Window(limits)
+    window.open(0, claim_token=7, position=0)
+    window.add(window.wanted(), [], end=0)
+    asked = window.follow()
+    assert asked is not None
+    assert window.followed(asked, [row(1, "a"), row(2, "b")], 100)
+    again = window.follow()
+    assert again is not None
+    assert again.after == 2
+
+
+def test_a_shard_without_room_for_what_came_is_behind_and_loses_nothing() -> None:
+    limits = Limits(rows=8, shards=2, rows_per_read=100)
+    window = window_with(limits=limits, shards=(0, 1))
+    asked = window.follow()
+    assert asked is not None
+    came = [row(n, f"{n}") for n in range(1, 8)] + [row(8, "other", shard=1)]
+    window.followed(asked, came, 8)
+    assert window.rows == 5
+    following = window.follow()
+    assert following is not None
+    assert (following.shards, following.after) == ([1], 8)
+    for publish in window.take(0, 10):
+        window.settle(publish, Outcome.ACKED, 0, CALM)
+    (want,) = window.wanted()
+    assert (want.shard, want.after) == (0, 4)
 
 
 @pytest.mark.requirement("RELAY-03")
@@ -216,7 +274,7 @@ def test_a_shard_claimed_again_waits_for_what_its_streams_still_have_in_flight()
     window = window_with(row(1, "a"), row(2, "a"))
     (old,) = window.take(0, 10)
     window.open(0, claim_token=9, position=0)
-    window.add(window.wanted(), [row(1, "a"), row(2, "a"), row(3, "b")])
+    window.add(window.wanted(), [row(1, "a"), row(2, "a"), row(3, "b")], 3)
     assert positions(window.take(0, 10)) == [3]
     window.settle(old, Outcome.ACKED, 0, CALM)
     assert positions(window.take(0, 10)) == [1]  # again: the new claim knows of no confirm

@@ -5,6 +5,9 @@ bounded in rows and in bytes. Of each stream at most one publish is unconfirmed,
 are in flight: a nack, return or timeout delays its own stream and never reorders it (RELAY-03). A
 shard's cursor may move up to the last row before the first that is not published.
 
+A shard that has read everything there was follows the end of the log together with all others like
+it; one that has not, or has no room for what came, reads by itself until it has caught up.
+
 Instants and durations are integer microseconds on any one monotonic clock.
 """
 
@@ -12,6 +15,7 @@ import heapq
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tenure.relay.core.outcome import Outcome, Verdict, judge
 
@@ -25,6 +29,7 @@ class Limits:
     shards: int = 64
     in_flight: int = 1_000
     rows_per_read: int = 2_000
+    body_bytes_per_read: int = 4 * 1024 * 1024
     backoff_base: int = 100_000
     backoff_cap: int = 30_000_000
 
@@ -39,8 +44,7 @@ class Limits:
         return max(1, self.body_bytes // self.shards)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One row of the log. ``stream`` identifies (entity_type, entity_id); ``attempt_id`` is the
     attempt it is about, if any."""
 
@@ -67,6 +71,17 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
+class Follow:
+    """Read rows of ``shards`` after position ``after``, by position: at most ``rows``, and none
+    after the one that brings the bodies to ``body_bytes``."""
+
+    shards: Sequence[int]
+    after: int
+    rows: int
+    body_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Cursor:
     """A cursor that may move, under the claim it belongs to."""
 
@@ -83,6 +98,7 @@ class Publish:
     _stream: "_Stream"
     _shard: "_Shard"
     _row: Row | None  # gone once published, while its position waits for the cursor
+    _next: "Publish | None" = None  # of the same stream
 
     @property
     def row(self) -> Row:
@@ -95,7 +111,8 @@ class Publish:
 @dataclass(eq=False, slots=True)
 class _Stream:
     key: Hashable
-    waiting: deque[Publish] = field(default_factory=deque)  # the first one may be in flight
+    first: Publish | None = None  # of those that are not published; it may be in flight
+    last: Publish | None = None
     in_flight: Publish | None = None
     failures: int = 0
     paused: bool = False
@@ -107,10 +124,10 @@ class _Shard:
     claim_token: int
     stored: int  # the cursor, as the database has it
     passable_to: int  # everything up to here is published
-    read_to: int
+    read_to: int  # every row up to here was read
     rows: deque[Publish] = field(default_factory=deque)  # the positions in between
     body_bytes: int = 0
-    more: bool = True
+    behind: bool = True  # reads by itself
     open: bool = True
 
 
@@ -150,7 +167,7 @@ class Window:
         self._movable.discard(shard)
         for publish in closed.rows:
             stream = publish._stream
-            stream.waiting.clear()
+            stream.first = stream.last = None
             if stream.in_flight is None:
                 self._streams.pop(stream.key, None)
         closed.rows.clear()
@@ -162,18 +179,13 @@ class Window:
 
     # Reading
 
-    def grown(self) -> None:
-        """The log has new rows; which shards they belong to is not known."""
-        for shard in self._shards.values():
-            shard.more = True
-
     def wanted(self) -> list[Want]:
-        """What to read now. Empty when everything known was read, or where there is no room."""
+        """What shards that are behind should read now. Empty when none is, or none has room."""
         limits = self._limits
         hungry = [
             shard
             for shard in self._shards.values()
-            if shard.more
+            if shard.behind
             and shard.body_bytes < limits.body_bytes_per_shard
             # Not for a handful of rows: half empty at least.
             and len(shard.rows) * 2 <= limits.rows_per_shard
@@ -191,8 +203,9 @@ class Window:
             for shard in hungry
         ]
 
-    def add(self, wanted: Sequence[Want], rows: Sequence[Row]) -> None:
-        """The answer to ``wanted``: the rows of each shard by position."""
+    def add(self, wanted: Sequence[Want], rows: Sequence[Row], end: int) -> None:
+        """The answer to ``wanted``: the rows of each shard by position, and the last position that
+        the log had then. Who got less than it asked for has read everything up to there."""
         counts = dict.fromkeys((want.shard for want in wanted), 0)
         sizes = dict.fromkeys(counts, 0)
         for row in rows:
@@ -205,7 +218,46 @@ class Window:
             shard = self._shards.get(want.shard)
             if shard is not None:
                 full = counts[want.shard] >= want.rows or sizes[want.shard] >= want.body_bytes
-                shard.more = full
+                shard.behind = full
+                if not full:
+                    shard.read_to = max(shard.read_to, end)
+
+    def follow(self) -> Follow | None:
+        """What all shards together should read that are not behind; None when there is none."""
+        following = [shard for shard in self._shards.values() if not shard.behind]
+        if not following:
+            return None
+        return Follow(
+            shards=[shard.number for shard in following],
+            after=min(shard.read_to for shard in following),
+            rows=self._limits.rows_per_read,
+            body_bytes=self._limits.body_bytes_per_read,
+        )
+
+    def followed(self, asked: Follow, rows: Sequence[Row], end: int) -> bool:
+        """The answer to ``asked``, and the last position that the log had then; whether there is
+        more to read already. A shard without room for its rows is behind from then on."""
+        limits = self._limits
+        size = 0
+        for row in rows:
+            size += len(row.body)
+            shard = self._shards.get(row.shard)
+            if shard is None or shard.behind or row.position <= shard.read_to:
+                continue
+            if (
+                len(shard.rows) < limits.rows_per_shard
+                and shard.body_bytes < limits.body_bytes_per_shard
+            ):
+                self._append(shard, row)
+            else:
+                shard.behind = True
+        cut = len(rows) >= asked.rows or size >= asked.body_bytes
+        reached = rows[-1].position if cut else end
+        for number in asked.shards:
+            shard = self._shards.get(number)
+            if shard is not None and not shard.behind:
+                shard.read_to = max(shard.read_to, reached)
+        return cut
 
     def _append(self, shard: _Shard, row: Row) -> None:
         stream = self._streams.get(row.stream)
@@ -215,9 +267,13 @@ class Window:
         shard.rows.append(publish)
         shard.read_to = row.position
         shard.body_bytes += len(row.body)
-        stream.waiting.append(publish)
-        if len(stream.waiting) == 1 and stream.in_flight is None and not stream.paused:
-            self._ready.append(stream)
+        if stream.last is None:
+            stream.first = stream.last = publish
+            if stream.in_flight is None and not stream.paused:
+                self._ready.append(stream)
+        else:
+            stream.last._next = publish
+            stream.last = publish
 
     # Publishing
 
@@ -231,10 +287,11 @@ class Window:
         room = min(limit, self._limits.in_flight - self._in_flight)
         while self._ready and len(taken) < room:
             stream = self._ready.popleft()
-            if not stream.waiting or stream.in_flight is not None:
+            first = stream.first
+            if first is None or stream.in_flight is not None:
                 continue  # its shard was closed meanwhile
-            stream.in_flight = stream.waiting[0]
-            taken.append(stream.in_flight)
+            stream.in_flight = first
+            taken.append(first)
         self._in_flight += len(taken)
         return taken
 
@@ -250,7 +307,9 @@ class Window:
             self._next(stream)
         elif verdict is Verdict.DONE:
             stream.failures = 0
-            stream.waiting.popleft()
+            stream.first = publish._next
+            if stream.first is None:
+                stream.last = None
             publish._shard.body_bytes -= len(publish.row.body)
             publish._row = None
             self._pass(publish._shard)
@@ -266,7 +325,7 @@ class Window:
         return verdict
 
     def _next(self, stream: _Stream) -> None:
-        if stream.waiting:
+        if stream.first is not None:
             self._ready.append(stream)
         else:
             self._streams.pop(stream.key, None)
@@ -283,6 +342,11 @@ class Window:
             self._movable.add(shard.number)
 
     # Cursors
+
+    @property
+    def movable(self) -> bool:
+        """Whether some cursor may move."""
+        return bool(self._movable)
 
     def cursors(self) -> list[Cursor]:
         """The cursors that may move, and where to."""

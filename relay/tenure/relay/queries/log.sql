@@ -25,33 +25,56 @@ select tenure.relay_advance($1, $2, $3, $4) as shard
 -- Of the attempts $1 those that have ended.
 select tenure.relay_withdrawn($1) as attempt_id
 
--- name: head
--- The last position after $1, or no row. Planned per call, this reads one index entry of each
--- partition behind $1: the cheap question of an idle relay.
-select "position" from tenure.log where "position" > $1 order by "position" desc limit 1
+-- name: follow
+-- The last position after $1, in every row; and the rows after it whose shard is one of $2, by position:
+-- at most $3, and none after the one with which the bodies reach $4 bytes. No row where the log ends
+-- at $1: then this reads one index entry of each partition behind $1, the cheap question of an idle
+-- relay.
+select r."position", r.shard, r.entity_type, r.entity_id, r.event_id, r.exchange, r.routing_key,
+    r.required, r.body, r.attempt_id, h."position" as log_end
+from (
+    select "position" from tenure.log where "position" > $1 order by "position" desc limit 1
+) h
+left join (
+    select l.*, sum(octet_length(l.body)) over (order by l."position") - octet_length(l.body) as before
+    from (
+        select * from tenure.log
+        where "position" > $1 and shard = any($2::smallint[])
+        order by "position"
+        limit $3
+    ) l
+) r on r.before < $4
+order by r."position"
 
 -- name: read
--- For each shard ($1) the rows after its position ($2): at most $3, and none after the one with which
--- the bodies reach $4 bytes.
-select r.*
-from unnest($1::smallint[], $2::bigint[], $3::bigint[], $4::bigint[])
-    as want (shard, after, row_limit, byte_limit)
-cross join lateral (
-    select b.*
-    from (
-        select l."position", l.shard, l.entity_type, l.entity_id, l.attempt_id, l.event_id,
-            l.exchange, l.routing_key, l.required, l.body,
-            sum(octet_length(l.body)) over (order by l."position") - octet_length(l.body) as before
+-- The last position of the log, in every row, and at least in one; and for each shard ($1) the rows
+-- after its position ($2), by position: at most $3, and none after the one with which the bodies
+-- reach $4 bytes.
+select r."position", r.shard, r.entity_type, r.entity_id, r.event_id, r.exchange, r.routing_key,
+    r.required, r.body, r.attempt_id,
+    (select "position" from tenure.log order by "position" desc limit 1) as log_end
+from (select) once
+left join (
+    unnest($1::smallint[], $2::bigint[], $3::bigint[], $4::bigint[])
+        as want (shard, after, row_limit, byte_limit)
+    cross join lateral (
+        select b.*
         from (
-            select * from tenure.log
-            where log.shard = want.shard and log."position" > want.after
-            order by log."position"
-            limit want.row_limit
-        ) l
-    ) b
-    where b.before < want.byte_limit
-    order by b."position"
-) r
+            select l."position", l.entity_type, l.entity_id, l.attempt_id, l.event_id,
+                l.exchange, l.routing_key, l.required, l.body,
+                sum(octet_length(l.body)) over (order by l."position") - octet_length(l.body)
+                    as before
+            from (
+                select * from tenure.log
+                where log.shard = want.shard and log."position" > want.after
+                order by log."position"
+                limit want.row_limit
+            ) l
+        ) b
+        where b.before < want.byte_limit
+        order by b."position"
+    ) found
+) r on true
 
 -- name: lag
 -- Rows behind the cursors of all shards, counted up to $1 for each, and the age of the oldest.
