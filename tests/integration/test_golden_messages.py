@@ -28,9 +28,9 @@ async def test_real_events_have_the_attributes_of_the_golden_messages(
         await everything_that_can_happen(bench)
         recorded = await bench.owner.fetch("select body from tenure.log order by position")
     expected = {shape(body) for body in golden.messages().values()}
-    # Where a failed attempt is the last one there is no time of the next.
+    # Where a failed attempt is the last one there is no delay before the next.
     expected |= {
-        (kind, cancelled, tuple(name for name in names if name != "data.retry_not_before"))
+        (kind, cancelled, tuple(name for name in names if name != "data.retry_after_seconds"))
         for kind, cancelled, names in expected
         if kind == "tenure.attempt.failed"
     }

@@ -25,7 +25,7 @@ AMQP_BINDING: Final = "0.3.0"
 TO_NODES: Final = ("tenure.attempt.submitted", "tenure.task.open.cancellation")
 """Messages that a node's queue gets."""
 
-_SOMETIMES: Final = frozenset({"retry_not_before"})
+_SOMETIMES: Final = frozenset({"retry_after_seconds"})
 _HEADERS: Final = {
     "type": "object",
     "required": [EVENT_ID_HEADER],

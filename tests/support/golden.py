@@ -27,7 +27,6 @@ _TASK = TaskId("019c0000-0000-7000-8000-000000000001")
 _ATTEMPT = AttemptId("019c0000-0000-7000-8000-000000000002")
 _INCARNATION = IncarnationId("019c0000-0000-4000-8000-000000000003")
 _RECEIPT = "019c0000-0000-7000-8000-000000000004"
-_RETRY_AT = 1_772_366_402_250_000  # two seconds later
 
 _OF_TASK = Happened(
     event_id=EventId(""),
@@ -120,13 +119,13 @@ _EVENTS = {
         previous_state=AttemptState.SUBMITTED,
         next_state=AttemptState.REJECTED,
         reason=Reason.UNKNOWN_TYPE,
-        retry_not_before=_RETRY_AT,
+        retry_delay=2_000_000,
     ),
     "attempt failed": replace(
         _OF_ATTEMPT,
         next_state=AttemptState.FAILED,
         reason=Reason.HANDLER_FAILED,
-        retry_not_before=_RETRY_AT,
+        retry_delay=2_000_000,
     ),
     "attempt cancelled": replace(
         _OF_ATTEMPT, next_state=AttemptState.CANCELLED, reason=Reason.CANCEL_REQUESTED

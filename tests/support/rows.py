@@ -34,6 +34,7 @@ TASK = rows.TaskRow(
     generation=2,
     current_attempt_id=AttemptId("attempt"),
     failures=0,
+    losses=0,
     not_before=None,
     deadline=None,
     effects=Effects.IDEMPOTENT,

@@ -175,6 +175,10 @@ def cancel(task_id: str, /, *, output: Output = "table") -> None:
     print(f"task {reply.task_id}: {words[reply.outcome]}")
 
 
+def _seconds(length: float | None) -> str | None:
+    return None if length is None else f"{length:.1f} s"
+
+
 def _resources(cpu: str, memory: str) -> Resources:
     """Raises UsageError for what is no quantity."""
     try:
@@ -212,12 +216,22 @@ def _print_view(view: TaskView) -> None:
             ("priority", view.priority or None),
             ("effects", view.effects),
             ("failures", f"{view.failures} of at most {view.max_attempts}"),
+            ("losses", view.losses or None),
         ]
     )
     if view.attempt_list:
         print()
         print_table(
-            ["attempt", "state", "reason", "message", "node", "fencing token", "lease until"],
+            [
+                "attempt",
+                "state",
+                "reason",
+                "message",
+                "node",
+                "fencing token",
+                "lease until",
+                "retry after",
+            ],
             [
                 (
                     attempt.ordinal,
@@ -227,6 +241,7 @@ def _print_view(view: TaskView) -> None:
                     attempt.node_id,
                     attempt.fencing_token,
                     attempt.expires_at,
+                    _seconds(attempt.retry_delay_seconds),
                 )
                 for attempt in view.attempt_list
             ],

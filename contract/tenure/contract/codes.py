@@ -55,11 +55,13 @@ class Reason(StrEnum):
     CANCEL_REQUESTED = "cancel_requested"
     DEADLINE_PASSED = "deadline_passed"
     HANDLER_FAILED = "handler_failed"  # the handler raised
+    RETRY_REQUESTED = "retry_requested"  # the handler asked for another attempt
     OUTPUT_INVALID = "output_invalid"  # the handler's output does not fit its declared model
     INPUT_INVALID = "input_invalid"
-    AUTHORITY_LOST = "authority_lost"  # the executor gave up before its authority ended
+    AUTHORITY_LOST = "authority_lost"  # handed back: the executor's own clock or a receiver said so
     UNKNOWN_TYPE = "unknown_type"  # the node does not run this type
-    NODE_DRAINING = "node_draining"
+    NODE_DRAINING = "node_draining"  # not begun, or handed back at the drain limit
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
     LOST_WITH_POSSIBLE_EFFECT = "lost_with_possible_effect"
+    LOST_REPEATEDLY = "lost_repeatedly"
     REJECTED_BY_ALL = "rejected_by_all"

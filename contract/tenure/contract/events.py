@@ -33,7 +33,9 @@ class EventData(BaseModel):
     fencing_token: int | None = None
     ordinal: int | None = Field(default=None, description="attempt number within the task, from 1")
     receipt_id: str | None = None
-    retry_not_before: datetime | None = None
+    retry_after_seconds: float | None = Field(
+        default=None, description="the next attempt begins no earlier than so long after ``time``"
+    )
     cancel_requested: bool | None = None
 
 

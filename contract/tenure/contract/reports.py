@@ -20,6 +20,8 @@ PROTOCOL_VERSIONS: Final = (1, 1)
 MAX_REPORTS_PER_REQUEST: Final = 256
 MAX_RENEWALS_PER_REQUEST: Final = 1024
 MAX_REASON_CHARACTERS: Final = 2000
+MAX_RETRY_AFTER_SECONDS: Final = 30 * 86_400
+"""A retry cannot be asked for later than that."""
 
 Uuid = Annotated[
     str,
@@ -176,6 +178,18 @@ class Fail(_AboutAttempt):
     reason: str = Field(min_length=1, max_length=100, description="stable word, see Reason")
     message: str = Field(default="", max_length=MAX_REASON_CHARACTERS)
     retryable: bool = True
+    retry_after_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_RETRY_AFTER_SECONDS,
+        description="earliest next attempt, instead of the drawn delay (STATE-05)",
+    )
+
+    @model_validator(mode="after")
+    def _check_retry(self) -> Self:
+        if self.retry_after_seconds is not None and not self.retryable:
+            raise ValueError("retry_after_seconds is given for a failure that is not retryable")
+        return self
 
 
 class Reject(_AboutAttempt):

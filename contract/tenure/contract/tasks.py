@@ -102,6 +102,9 @@ class AttemptView(Frozen):
     started_at: datetime | None
     ended_at: datetime | None
     expires_at: datetime
+    retry_delay_seconds: float | None = Field(
+        description="how long after ended_at the next attempt begins, at the earliest"
+    )
 
 
 class TimelineEntry(Frozen):
@@ -141,6 +144,7 @@ class TaskView(TaskSummary):
     tenant: str
     message: str | None
     failures: int
+    losses: int = Field(description="attempts whose authority ended in the middle, or handed back")
     max_attempts: int
     effects: str
     resources: Resources

@@ -4,14 +4,15 @@ from tenure.contract.reports import Resources
 from tenure.contract.tasktype import TaskType
 from tenure.executor.app import Executor
 from tenure.executor.context import Context
-from tenure.executor.errors import AuthorityOver, PermanentFailure, StaleToken
+from tenure.executor.errors import AuthorityOver, Fail, Retry, StaleToken
 
 __all__ = [
     "AuthorityOver",
     "Context",
     "Executor",
-    "PermanentFailure",
+    "Fail",
     "Resources",
+    "Retry",
     "StaleToken",
     "TaskType",
 ]

@@ -3,7 +3,8 @@
 TenureError
 └── ExecutorError
     ├── DeclarationError          a handler is declared wrongly: raised when its module is imported
-    ├── PermanentFailure          raised by a handler: do not try again
+    ├── Fail                      raised by a handler: do not try again
+    ├── Retry                     raised by a handler: try again, later
     ├── AuthorityError            this attempt may act no longer
     │   ├── AuthorityOver         its time is up, by this clock or by the receiver's
     │   └── StaleToken            the receiver has seen a successor's token
@@ -24,8 +25,11 @@ TenureError
 Settings: tenure.settings.errors.
 """
 
+from datetime import timedelta
+
 from tenure.contract.codes import Code, Reason
 from tenure.contract.errors import TenureError
+from tenure.contract.reports import MAX_RETRY_AFTER_SECONDS
 
 
 class ExecutorError(TenureError):
@@ -38,18 +42,36 @@ class DeclarationError(ExecutorError):
     code = "invalid_declaration"
 
 
-class PermanentFailure(ExecutorError):
-    """Raised by a handler whose task cannot succeed: it fails without another attempt.
+class Fail(ExecutorError):
+    """Raised by a handler whose task cannot succeed: it fails without another attempt (STATE-05).
 
     ``reason`` is a stable word of the application, at most 100 characters; ``message`` is for
     people.
     """
 
-    code = Reason.HANDLER_FAILED
-
-    def __init__(self, message: str, *, reason: str = Reason.HANDLER_FAILED) -> None:
+    def __init__(self, reason: str, message: str = "") -> None:
         super().__init__(message, code=reason)
         self.reason = reason
+
+
+class Retry(ExecutorError):
+    """Raised by a handler that wants another attempt, of the same task and under a new token.
+
+    ``after`` is how long to wait, in seconds or as a timedelta, at most 30 days; without it the
+    delay is drawn as after any failure. The attempt ends failed and counts towards its
+    type's ``max_attempts`` (STATE-05). ``message`` is for people.
+
+    Raises ValueError for an ``after`` that is no such length of time.
+    """
+
+    code = Reason.RETRY_REQUESTED
+
+    def __init__(self, message: str = "", *, after: float | timedelta | None = None) -> None:
+        super().__init__(message)
+        seconds = after.total_seconds() if isinstance(after, timedelta) else after
+        if seconds is not None and not 0 <= seconds <= MAX_RETRY_AFTER_SECONDS:
+            raise ValueError(f"Retry(after={after!r}): it is 0 to {MAX_RETRY_AFTER_SECONDS} s")
+        self.after_seconds = seconds
 
 
 class AuthorityError(ExecutorError):

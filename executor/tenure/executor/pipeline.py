@@ -26,20 +26,20 @@ from tenure.contract.reports import (
     MAX_REASON_CHARACTERS,
     Cancelled,
     Deliver,
-    Fail,
     Reject,
     Report,
     Take,
 )
-from tenure.contract.states import Effects
+from tenure.contract.reports import Fail as Failed
 from tenure.executor.clock import Clock
 from tenure.executor.context import Context
 from tenure.executor.core.intake import Assignment
 from tenure.executor.errors import (
     AuthorityError,
     ExecutorError,
+    Fail,
     GuardUnavailable,
-    PermanentFailure,
+    Retry,
 )
 from tenure.executor.execution import Execution, Stop
 from tenure.executor.guards import Guard
@@ -274,16 +274,19 @@ class Pipeline:
                 return Ending("cancelled", Cancelled(**_about(execution.assignment)))
             case Stop.DRAIN:
                 message = "the node's drain limit was reached"
-                return self._cut_short(execution, Reason.NODE_DRAINING, message)
+                return self._failed(execution, Reason.NODE_DRAINING, message)
             case _:
                 lease = execution.lease
                 return self._lost(execution, (lease and lease.ended) or "its time is up")
 
     def _raised(self, execution: Execution, error: BaseException) -> Ending:
-        if isinstance(error, PermanentFailure):
+        if isinstance(error, Fail):
             return self._failed(execution, error.reason, error.message, retryable=False)
         if execution.stop is not None:
             return self._stopped(execution)
+        if isinstance(error, Retry):
+            reason = Reason.RETRY_REQUESTED
+            return self._failed(execution, reason, error.message, after_seconds=error.after_seconds)
         if isinstance(error, AuthorityError):
             return self._lost(execution, str(error))
         return self._handler_failed(execution, error)
@@ -299,31 +302,32 @@ class Pipeline:
         )
 
     def _failed(
-        self, execution: Execution, reason: str, message: str, *, retryable: bool = True
+        self,
+        execution: Execution,
+        reason: str,
+        message: str,
+        *,
+        retryable: bool = True,
+        after_seconds: float | None = None,
     ) -> Ending:
-        report = Fail(
+        report = Failed(
             **_about(execution.assignment),
             reason=_storable(reason, 100) or Reason.HANDLER_FAILED,
             message=_storable(message, MAX_REASON_CHARACTERS),
             retryable=retryable,
+            retry_after_seconds=after_seconds,
         )
         return Ending(report.reason if report.reason in _REASONS else "failed", report)
 
     def _lost(self, execution: Execution, why: str) -> Ending:
         """The authority was over before the work was done. Where the lease has run out the
-        coordinator knows already; where a receiver's clock said so it does not."""
+        coordinator knows already; where a receiver's clock said so it does not. What becomes of a
+        task that is handed back in the middle of its work is the coordinator's rule (STATE-05)."""
         log.warning("lease_lost", why=why)
         self._metrics.lease_lost.labels(task_type=execution.assignment.task_type).inc()
         if execution.lease is None or not execution.lease.may_act():
             return Ending(Reason.AUTHORITY_LOST)
-        return self._cut_short(execution, Reason.AUTHORITY_LOST, f"authority lost: {why}")
-
-    def _cut_short(self, execution: Execution, reason: Reason, message: str) -> Ending:
-        """Ended in the middle of its work. What an unguarded handler has done by then nobody can
-        tell: its lease runs out, and the task waits for a person (STATE-05)."""
-        if execution.declaration.effects is Effects.UNGUARDED:
-            return Ending(reason)
-        return self._failed(execution, reason, message)
+        return self._failed(execution, Reason.AUTHORITY_LOST, f"authority lost: {why}")
 
     def _count(self, execution: Execution, ending: Ending) -> None:
         self._metrics.attempts.labels(

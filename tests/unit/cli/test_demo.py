@@ -23,7 +23,7 @@ from tenure.cli.demo.files import NOT_THE_LIBRARY, FrozenFile, InputError, freez
 from tenure.cli.demo.hasher import read_file, read_unchanged
 from tenure.cli.demo.suffered import Suffered
 from tenure.cli.exits import Exit
-from tenure.executor import PermanentFailure
+from tenure.executor import Fail
 
 ODD_NAME = b"caf\xe9 100%\n.txt"
 """A name that is no UTF-8, with a percent sign and a newline in it."""
@@ -270,7 +270,7 @@ def test_a_file_that_is_as_listed_is_read(folder: Path) -> None:
 def test_a_file_that_changed_before_it_is_read_fails_for_good(folder: Path) -> None:
     before = listed(folder / "empty")
     (folder / "empty").write_bytes(b"more")
-    with pytest.raises(PermanentFailure) as caught:
+    with pytest.raises(Fail) as caught:
         read_unchanged(before)
     assert caught.value.reason == FILE_CHANGED
 
@@ -279,7 +279,7 @@ def test_a_file_that_became_a_folder_has_changed(folder: Path) -> None:
     before = listed(folder / "empty")
     (folder / "empty").unlink()
     (folder / "empty").mkdir()
-    with pytest.raises(PermanentFailure) as caught:
+    with pytest.raises(Fail) as caught:
         read_unchanged(before)
     assert caught.value.reason == FILE_CHANGED
 
@@ -300,6 +300,6 @@ def test_a_file_that_changes_or_vanishes_while_it_is_read_fails_for_good(
         return output
 
     monkeypatch.setattr("tenure.cli.demo.hasher.read_file", read_while_it_changes)
-    with pytest.raises(PermanentFailure) as caught:
+    with pytest.raises(Fail) as caught:
         read_unchanged(before)
     assert caught.value.reason == reason

@@ -27,6 +27,7 @@ from tenure.coordinator.core.decisions import (
     Refused,
     TaskChanged,
 )
+from tenure.coordinator.core.outcomes import LOSSES_UNTIL_HELD
 from tenure.coordinator.core.snapshot import Snapshot, StoredCommand
 from tests.support.rows import (
     ABOUT_ATTEMPT,
@@ -88,6 +89,11 @@ def code_of(decision: Decision) -> str:
 
 def task_change(decision: Accepted) -> TaskChanged:
     (change,) = [write for write in decision.writes if isinstance(write, TaskChanged)]
+    return change
+
+
+def attempt_change(decision: Accepted) -> AttemptChanged:
+    (change,) = [write for write in decision.writes if isinstance(write, AttemptChanged)]
     return change
 
 
@@ -258,9 +264,10 @@ def test_a_failure_ends_the_task_or_leaves_it_to_another_attempt(
     assert len(decision.events) == (1 if state is TaskState.OPEN else 2)
     if state is TaskState.OPEN:
         assert change.sequence == TASK.sequence
-        assert change.not_before is not None
-        assert change.not_before == decision.events[0].retry_not_before
-        assert NOW <= change.not_before <= NOW + POLICY.retry_base_microseconds * 2**failures
+        assert (
+            change.delay == decision.events[0].retry_delay == attempt_change(decision).retry_delay
+        )
+        assert change.delay == MINTED.jitter * POLICY.retry_base_microseconds * 2**failures
     else:
         assert change.sequence == TASK.sequence + 1
         assert decision.events[1].next_state == state
@@ -272,7 +279,49 @@ def test_a_failure_ends_the_task_or_leaves_it_to_another_attempt(
 def test_a_rejected_task_waits_for_another_node_and_has_not_failed(reason: str, pause: int) -> None:
     change = task_change(accepted(replace(REJECT, reason=reason), with_attempt(S)))
     assert (change.state, change.failures, change.current_attempt_id) == (TaskState.OPEN, 0, None)
-    assert change.not_before == (NOW + pause if pause else None)
+    assert change.delay == (pause or None)
+
+
+def test_a_handler_may_say_itself_when_its_task_comes_back() -> None:
+    asked = replace(FAIL, reason=Reason.RETRY_REQUESTED, retry_delay=70 * SECOND)
+    decision = accepted(asked, with_attempt(R))
+    assert task_change(decision).delay == attempt_change(decision).retry_delay == 70 * SECOND
+    assert task_change(decision).failures == 1
+    last = with_attempt(R, task=replace(TASK, failures=TASK.max_attempts - 1))
+    change = task_change(accepted(asked, last))
+    assert (change.state, change.reason) == (TaskState.FAILED, Reason.ATTEMPTS_EXHAUSTED)
+
+
+@pytest.mark.requirement("STATE-05")
+@pytest.mark.parametrize("reason", [Reason.AUTHORITY_LOST, Reason.NODE_DRAINING])
+@pytest.mark.parametrize("effects", Effects)
+def test_work_that_its_executor_hands_back_counts_as_lost(effects: Effects, reason: Reason) -> None:
+    snapshot = with_attempt(R, task=replace(TASK, effects=effects))
+    change = task_change(accepted(replace(FAIL, reason=reason), snapshot))
+    assert change.failures == 0
+    if effects is Effects.UNGUARDED:
+        held = (TaskState.HELD, Reason.LOST_WITH_POSSIBLE_EFFECT, 0)
+        assert (change.state, change.reason, change.losses) == held
+    else:
+        assert (change.state, change.reason, change.losses) == (TaskState.OPEN, None, 1)
+
+
+@pytest.mark.parametrize("losses", range(LOSSES_UNTIL_HELD))
+def test_a_task_that_is_lost_again_and_again_waits_longer_and_then_for_a_person(
+    losses: int,
+) -> None:
+    task = replace(TASK, losses=losses)
+    decision = accepted(EXPIRE, with_attempt(R, task=task, expires_at=NOW - 1))
+    change = task_change(decision)
+    assert (change.losses, change.failures) == (losses + 1, 0)
+    assert change.delay == attempt_change(decision).retry_delay == decision.events[0].retry_delay
+    if losses + 1 == LOSSES_UNTIL_HELD:
+        assert (change.state, change.reason) == (TaskState.HELD, Reason.LOST_REPEATEDLY)
+        assert [event.next_state for event in decision.events] == ["expired", "held"]
+    else:
+        assert change.state is TaskState.OPEN
+        step = POLICY.retry_base_microseconds * 2 ** (losses - 1)
+        assert change.delay == (None if losses == 0 else MINTED.jitter * step)
 
 
 def test_a_cancellation_is_only_confirmed_when_somebody_asked_for_it() -> None:

@@ -1,8 +1,10 @@
 """What happens to one attempt, step by step, and what the coordinator is told at the end."""
 
 import asyncio
+import math
 import threading
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ from pydantic import BaseModel, Field, field_validator
 
 from tenure.contract.codes import Code, Reason
 from tenure.contract.reports import Deliver, Fail, Reject, Report, ReportReply
-from tenure.executor import Context, Executor, PermanentFailure, TaskType
+from tenure.executor import Context, Executor, Retry, TaskType
+from tenure.executor import Fail as FailForGood
 from tenure.executor.core.intake import Assignment
 from tenure.executor.errors import AuthorityOver, GuardNotInstalled, GuardUnavailable, StaleToken
 from tenure.executor.execution import Stop
@@ -221,7 +224,7 @@ async def test_an_exception_fails_with_its_message_made_storable() -> None:
 
 async def test_a_permanent_failure_is_not_tried_again() -> None:
     async def handler(input: In, context: Context[Any]) -> Out:
-        raise PermanentFailure("no such file", reason="file_missing")
+        raise FailForGood("file_missing", "no such file")
 
     failed = only_fail(await Bench(handler).run())
     assert (failed.reason, failed.retryable) == ("file_missing", False)
@@ -230,13 +233,37 @@ async def test_a_permanent_failure_is_not_tried_again() -> None:
 
 async def test_a_permanent_failure_in_whatever_words_ends_the_task() -> None:
     async def handler(input: In, context: Context[Any]) -> Out:
-        raise PermanentFailure(
-            KeyError("n"),  # type: ignore[arg-type]  # what a handler without types may do
-            reason=404,  # type: ignore[arg-type]  # the same
+        raise FailForGood(
+            404,  # type: ignore[arg-type]  # what a handler without types may do
+            KeyError("n"),  # type: ignore[arg-type]  # the same
         )
 
     failed = only_fail(await Bench(handler).run())
     assert (failed.reason, failed.message, failed.retryable) == ("404", "'n'", False)
+
+
+@pytest.mark.parametrize(
+    ("after", "seconds"), [(None, None), (0, 0.0), (1.5, 1.5), (timedelta(minutes=2), 120.0)]
+)
+async def test_a_handler_that_wants_another_attempt_says_when(
+    after: float | timedelta | None, seconds: float | None
+) -> None:
+    async def handler(input: In, context: Context[Any]) -> Out:
+        raise Retry("not yet", after=after)
+
+    failed = only_fail(await Bench(handler).run())
+    assert (failed.reason, failed.message) == (Reason.RETRY_REQUESTED, "not yet")
+    assert (failed.retryable, failed.retry_after_seconds) == (True, seconds)
+
+
+@pytest.mark.parametrize("after", [-1, math.nan, math.inf, 31 * 86_400, timedelta(days=-1)])
+async def test_a_wait_that_is_none_fails_as_any_fault_of_the_handler(after: Any) -> None:
+    async def handler(input: In, context: Context[Any]) -> Out:
+        raise Retry(after=after)
+
+    failed = only_fail(await Bench(handler).run())
+    assert (failed.reason, failed.retry_after_seconds) == (Reason.HANDLER_FAILED, None)
+    assert "Retry(after=" in failed.message
 
 
 class Picky(BaseModel):
@@ -507,21 +534,14 @@ async def test_a_drain_hands_back_what_has_not_started_and_lets_the_rest_go_on()
 
 @pytest.mark.parametrize("effects", ["idempotent", "unguarded"])
 @pytest.mark.requirement("STATE-05")
-async def test_the_drain_limit_ends_handlers_and_says_so_unless_nobody_can_tell(
-    effects: str,
-) -> None:
-    """An unguarded handler that was cut short may have had effects: its lease runs out, and the
-    task waits for a person."""
+async def test_the_drain_limit_ends_handlers_and_hands_their_work_back(effects: str) -> None:
     handler = Waiting()
     b = Bench(handler, effects=effects)
     b.work.start(assignment())
     await handler.began.wait()
     b.work.stop_all(Stop.DRAIN)
     await b.work.idle()
-    if effects == "unguarded":
-        assert [report.kind for report in b.reports.sent] == ["take"]
-    else:
-        assert only_fail(b.reports.sent[1:]).reason == Reason.NODE_DRAINING
+    assert only_fail(b.reports.sent[1:]).reason == Reason.NODE_DRAINING
 
 
 async def test_a_fault_in_one_run_leaves_the_slot_free() -> None:

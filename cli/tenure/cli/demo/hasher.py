@@ -21,7 +21,7 @@ from tenure.cli.demo.declarations import (
     HashFile,
     decode_path,
 )
-from tenure.executor import Context, Executor, PermanentFailure
+from tenure.executor import Context, Executor, Fail
 from tenure.executor.guards.sql import SqlGuard
 
 DATABASE_VARIABLE = "DEMO_DATABASE_URL"
@@ -74,7 +74,7 @@ async def write_row(
 def read_unchanged(input: FileIn) -> FileOut:
     """Hash, size and lines of the file that was listed.
 
-    Raises PermanentFailure when it is gone, or another one before or after it was read: no later
+    Raises Fail when it is gone, or another one before or after it was read: no later
     attempt would find it as it was.
     """
     path = decode_path(input.path)
@@ -85,8 +85,8 @@ def read_unchanged(input: FileIn) -> FileOut:
             if state(path) == listed:
                 return output
     except FileNotFoundError as error:
-        raise PermanentFailure("the file is no longer there.", reason=FILE_VANISHED) from error
-    raise PermanentFailure("the file is not as it was listed.", reason=FILE_CHANGED)
+        raise Fail(FILE_VANISHED, "the file is no longer there.") from error
+    raise Fail(FILE_CHANGED, "the file is not as it was listed.")
 
 
 def state(path: str) -> tuple[int, int] | None:

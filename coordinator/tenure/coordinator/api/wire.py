@@ -105,6 +105,11 @@ def report(
                 reason=request.reason,
                 message=request.message,
                 retryable=request.retryable,
+                retry_delay=(
+                    None
+                    if request.retry_after_seconds is None
+                    else round(request.retry_after_seconds * 1_000_000)
+                ),
             )
         case Reject():
             check_value([request.reason, request.message], "reason or message")

@@ -23,11 +23,9 @@ from tenure.coordinator.core.guards import find_authorized, reads_of
 from tenure.coordinator.core.happenings import (
     after,
     attempt_became,
-    ended,
     task_became,
-    unchanged,
 )
-from tenure.coordinator.core.retry import retry_delay
+from tenure.coordinator.core.outcomes import End, consequence, end_of_failure
 from tenure.coordinator.core.rows import AttemptRow, TaskRow
 from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot
 
@@ -103,26 +101,13 @@ def fail(
 ) -> Decision:
     """accepted or running → failed, with a recorded reason (STATE-06).
 
-    A retry under the policy is a new attempt of the same task (STATE-05): the task waits until its
-    time, stored in the row so that any number of replicas keep to it.
+    A retry under the policy is a new attempt of the same task (STATE-05). How long it waits is
+    drawn once and stored with the rows, so that any number of replicas keep to it.
     """
     found = find_authorized(command, snapshot, now, leading_to(AttemptState.FAILED))
     if isinstance(found, Refused):
         return found
     task, attempt = found
-    failures = task.failures + 1
-    if task.cancel_requested_at is not None:
-        change = ended(task, TaskState.CANCELLED, Reason.CANCEL_REQUESTED, command.message)
-    elif not command.retryable:
-        change = ended(task, TaskState.FAILED, command.reason, command.message)
-    elif failures >= task.max_attempts:
-        change = ended(task, TaskState.FAILED, Reason.ATTEMPTS_EXHAUSTED, command.message)
-    else:
-        change = replace(
-            unchanged(task),
-            current_attempt_id=None,
-            not_before=now + retry_delay(policy, failures, minted.jitter),
-        )
     return _ended_by_report(
         snapshot,
         task,
@@ -130,13 +115,23 @@ def fail(
         AttemptState.FAILED,
         reason=command.reason,
         message=command.message,
-        change=replace(change, failures=failures),
+        change=consequence(
+            task,
+            end_of_failure(command.reason, retryable=command.retryable),
+            policy,
+            minted.jitter,
+            reason=command.reason,
+            message=command.message,
+            asked_delay=command.retry_delay,
+        ),
         actor=command.actor,
         minted=minted,
     )
 
 
-def reject(command: Reject, snapshot: Snapshot, now: int, minted: Minted) -> Decision:
+def reject(
+    command: Reject, snapshot: Snapshot, now: int, minted: Minted, policy: LeasePolicy
+) -> Decision:
     """submitted → rejected: not a failure, another node may take the task."""
     found = find_authorized(command, snapshot, now, leading_to(AttemptState.REJECTED))
     if isinstance(found, Refused):
@@ -152,18 +147,14 @@ def reject(command: Reject, snapshot: Snapshot, now: int, minted: Minted) -> Dec
         AttemptState.REJECTED,
         reason=command.reason,
         message=command.message,
-        change=replace(
-            unchanged(task),
-            current_attempt_id=None,
-            not_before=now + pause if pause else task.not_before,
-        ),
+        change=replace(consequence(task, End.REJECTED, policy, minted.jitter), delay=pause or None),
         actor=command.actor,
         minted=minted,
     )
 
 
 def confirm_cancel(
-    command: ConfirmCancel, snapshot: Snapshot, now: int, minted: Minted
+    command: ConfirmCancel, snapshot: Snapshot, now: int, minted: Minted, policy: LeasePolicy
 ) -> Decision:
     """accepted or running → cancelled, when that was asked for; the task ends cancelled."""
     states = leading_to(AttemptState.CANCELLED) - {AttemptState.SUBMITTED}
@@ -180,7 +171,7 @@ def confirm_cancel(
         AttemptState.CANCELLED,
         reason=Reason.CANCEL_REQUESTED,
         message=None,
-        change=ended(task, TaskState.CANCELLED, Reason.CANCEL_REQUESTED, None),
+        change=consequence(task, End.CANCEL_CONFIRMED, policy, minted.jitter),
         actor=command.actor,
         minted=minted,
     )
@@ -199,10 +190,11 @@ def _ended_by_report(
     minted: Minted,
 ) -> Accepted:
     writes: tuple[Write, ...] = (
-        AttemptChanged(attempt.attempt_id, state, reason, message, attempt.sequence + 1),
+        AttemptChanged(
+            attempt.attempt_id, state, reason, message, attempt.sequence + 1, change.delay
+        ),
         change,
     )
-    open_again = change.state is TaskState.OPEN
     events: tuple[Happened, ...] = (
         attempt_became(
             task,
@@ -212,10 +204,10 @@ def _ended_by_report(
             epoch=snapshot.epoch,
             actor=actor,
             reason=reason,
-            retry_not_before=change.not_before if open_again else None,
+            retry_delay=change.delay,
         ),
     )
-    if not open_again:
+    if change.state is not task.state:
         events += (
             task_became(
                 task,

@@ -113,6 +113,7 @@ class Fail(AttemptCommand):
     reason: str
     message: str
     retryable: bool
+    retry_delay: int | None = None  # microseconds that the handler asked for, instead of drawn ones
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,19 +65,19 @@ def decide(
         case Take():
             return attempt.take(command, snapshot, now, minted)
         case Deliver():
-            return receipt.deliver(command, snapshot, now, minted)
+            return receipt.deliver(command, snapshot, now, minted, policy)
         case Fail():
             return attempt.fail(command, snapshot, now, minted, policy)
         case Reject():
-            return attempt.reject(command, snapshot, now, minted)
+            return attempt.reject(command, snapshot, now, minted, policy)
         case ConfirmCancel():
-            return attempt.confirm_cancel(command, snapshot, now, minted)
+            return attempt.confirm_cancel(command, snapshot, now, minted, policy)
         case Renew():
             return lease.renew(command, snapshot, now)
         case Allocate():
             return lease.allocate(command, snapshot, now, minted, policy)
         case Expire():
-            return lease.expire(command, snapshot, now, minted)
+            return lease.expire(command, snapshot, now, minted, policy)
         case Register():
             return node.register(command, snapshot, minted)
         case ChangeNode():

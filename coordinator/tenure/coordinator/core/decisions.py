@@ -77,6 +77,8 @@ class TaskChanged:
     failures: int
     not_before: int | None
     cancel_requested: bool
+    delay: int | None = None  # ``not_before`` is so many microseconds after the commit's clock
+    losses: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class AttemptChanged:
     reason: str | None
     message: str | None
     sequence: int
+    retry_delay: int | None = None  # microseconds until the next attempt may begin, as drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +211,7 @@ class Happened:
     fencing_token: FencingToken | None = None
     ordinal: int | None = None
     receipt_id: str | None = None
-    retry_not_before: int | None = None
+    retry_delay: int | None = None  # microseconds
     cancel_requested: bool | None = None
     to_node: IncarnationId | None = None
 

@@ -50,7 +50,7 @@ def attempt_became(
     actor: str,
     reason: str | None = None,
     receipt_id: str | None = None,
-    retry_not_before: int | None = None,
+    retry_delay: int | None = None,
 ) -> Happened:
     """The next event of an attempt's stream."""
     return Happened(
@@ -72,7 +72,7 @@ def attempt_became(
         fencing_token=attempt.fencing_token,
         ordinal=attempt.ordinal,
         receipt_id=receipt_id,
-        retry_not_before=retry_not_before,
+        retry_delay=retry_delay,
     )
 
 
@@ -119,6 +119,7 @@ def unchanged(task: TaskRow) -> TaskChanged:
         failures=task.failures,
         not_before=task.not_before,
         cancel_requested=task.cancel_requested_at is not None,
+        losses=task.losses,
     )
 
 

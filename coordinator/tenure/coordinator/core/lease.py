@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tenure.contract.codes import Code, Reason
 from tenure.contract.ids import fencing_token
-from tenure.contract.states import AttemptState, Effects, EntityType, NodeState, TaskState
+from tenure.contract.states import AttemptState, EntityType, NodeState, TaskState
 from tenure.coordinator.core.commands import Allocate, Expire, Renew
 from tenure.coordinator.core.decisions import (
     Accepted,
@@ -21,12 +21,12 @@ from tenure.coordinator.core.decisions import (
     Reads,
     Refused,
     Reply,
-    TaskChanged,
 )
 from tenure.coordinator.core.filters import exclusion
 from tenure.coordinator.core.guards import find_authorized, reads_of
 from tenure.coordinator.core.happenings import attempt_became, ended, task_became, unchanged
-from tenure.coordinator.core.rows import AttemptRow, TaskRow
+from tenure.coordinator.core.outcomes import End, consequence
+from tenure.coordinator.core.rows import TaskRow
 from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot
 
 _RENEWABLE = frozenset({AttemptState.ACCEPTED, AttemptState.RUNNING})
@@ -141,7 +141,9 @@ def renew(command: Renew, snapshot: Snapshot, now: int) -> Decision:
     )
 
 
-def expire(command: Expire, snapshot: Snapshot, now: int, minted: Minted) -> Decision:
+def expire(
+    command: Expire, snapshot: Snapshot, now: int, minted: Minted, policy: LeasePolicy
+) -> Decision:
     """End an attempt whose lease ran out, or a task whose deadline passed while nobody had it.
 
     Housekeeping only: nothing becomes valid again when it does not run.
@@ -164,7 +166,13 @@ def expire(command: Expire, snapshot: Snapshot, now: int, minted: Minted) -> Dec
         state, reason = AttemptState.EXPIRED, Reason.LEASE_EXPIRED
         if past_deadline:
             reason = Reason.DEADLINE_PASSED
-    change = _after_loss(task, attempt, past_deadline=past_deadline)
+    change = consequence(
+        task,
+        End.NOT_TAKEN if attempt.state is AttemptState.SUBMITTED else End.LOST,
+        policy,
+        minted.jitter,
+        past_deadline=past_deadline,
+    )
     events: tuple[Happened, ...] = (
         attempt_became(
             task,
@@ -174,6 +182,7 @@ def expire(command: Expire, snapshot: Snapshot, now: int, minted: Minted) -> Dec
             epoch=snapshot.epoch,
             actor=command.actor,
             reason=reason,
+            retry_delay=change.delay,
         ),
     )
     if change.state is not task.state:
@@ -195,28 +204,13 @@ def expire(command: Expire, snapshot: Snapshot, now: int, minted: Minted) -> Dec
         ),
         reply=Reply("applied", task_id=task.task_id, task_state=change.state, attempt_state=state),
         writes=(
-            AttemptChanged(attempt.attempt_id, state, reason, None, attempt.sequence + 1),
+            AttemptChanged(
+                attempt.attempt_id, state, reason, None, attempt.sequence + 1, change.delay
+            ),
             change,
         ),
         events=events,
     )
-
-
-def _after_loss(task: TaskRow, attempt: AttemptRow, *, past_deadline: bool) -> TaskChanged:
-    """What becomes of a task whose attempt was lost (STATE-05). Being lost burns no attempt."""
-    if task.cancel_requested_at is not None:
-        return ended(task, TaskState.CANCELLED, Reason.CANCEL_REQUESTED, None)
-    if past_deadline:
-        return ended(task, TaskState.EXPIRED, Reason.DEADLINE_PASSED, None)
-    if task.effects is Effects.UNGUARDED and attempt.state in _RENEWABLE:
-        return replace(
-            unchanged(task),
-            state=TaskState.HELD,
-            reason=Reason.LOST_WITH_POSSIBLE_EFFECT,
-            sequence=task.sequence + 1,
-            current_attempt_id=None,
-        )
-    return replace(unchanged(task), current_attempt_id=None)
 
 
 def _expire_waiting(

@@ -17,9 +17,10 @@ from tenure.coordinator.core.decisions import (
     Reply,
 )
 from tenure.coordinator.core.guards import find_presented, reads_of
-from tenure.coordinator.core.happenings import attempt_became, ended, task_became
+from tenure.coordinator.core.happenings import attempt_became, task_became
+from tenure.coordinator.core.outcomes import End, consequence
 from tenure.coordinator.core.rows import AttemptRow, TaskRow
-from tenure.coordinator.core.snapshot import Minted, Snapshot
+from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot
 
 _MESSAGES = {
     Code.ALREADY_DELIVERED: "the attempt has delivered other content; this is kept as evidence",
@@ -28,7 +29,9 @@ _MESSAGES = {
 }
 
 
-def deliver(command: Deliver, snapshot: Snapshot, now: int, minted: Minted) -> Decision:
+def deliver(
+    command: Deliver, snapshot: Snapshot, now: int, minted: Minted, policy: LeasePolicy
+) -> Decision:
     """running → delivered under valid authority; otherwise evidence (LATE-01, LATE-02)."""
     presented = find_presented(command, snapshot)
     if isinstance(presented, Refused):
@@ -60,11 +63,16 @@ def deliver(command: Deliver, snapshot: Snapshot, now: int, minted: Minted) -> D
         return _keep(command, snapshot, task, attempt, Code.LEASE_EXPIRED, lease_over=True)
     if attempt.state is not AttemptState.RUNNING:
         return Refused(Code.WRONG_STATE, f"the attempt is {attempt.state.value}: start it first")
-    return _admit(command, snapshot, task, attempt, minted)
+    return _admit(command, snapshot, task, attempt, minted, policy)
 
 
 def _admit(
-    command: Deliver, snapshot: Snapshot, task: TaskRow, attempt: AttemptRow, minted: Minted
+    command: Deliver,
+    snapshot: Snapshot,
+    task: TaskRow,
+    attempt: AttemptRow,
+    minted: Minted,
+    policy: LeasePolicy,
 ) -> Accepted:
     return Accepted(
         reads=reads_of(snapshot, task, attempt, lease_live=True),
@@ -81,7 +89,7 @@ def _admit(
             AttemptChanged(
                 attempt.attempt_id, AttemptState.DELIVERED, None, None, attempt.sequence + 1
             ),
-            ended(task, TaskState.DELIVERED, None, None),
+            consequence(task, End.DELIVERED, policy, minted.jitter),
             _receipt(command, task, None),
         ),
         events=(

@@ -40,6 +40,7 @@ class TaskRow:
     generation: int
     current_attempt_id: AttemptId | None
     failures: int
+    losses: int
     not_before: int | None
     deadline: int | None
     effects: Effects

@@ -164,7 +164,7 @@ class _Batch:
                     self.attempt_updates.append(
                         (
                             item, write.attempt_id, write.state.value, write.reason,
-                            write.message, write.sequence, ends,
+                            write.message, write.sequence, write.retry_delay, ends,
                         )
                     )  # fmt: skip
                 case LeaseRenewed():
@@ -227,7 +227,8 @@ class _Batch:
             (
                 item, write.task_id, write.state.value, write.reason, write.message,
                 write.sequence, write.generation, write.current_attempt_id, write.failures,
-                optional_datetime(write.not_before), write.cancel_requested,
+                write.losses, optional_datetime(write.not_before), write.delay,
+                write.cancel_requested,
             )
         )  # fmt: skip
 
@@ -304,8 +305,8 @@ def encode(event: Happened) -> bytes:
         value = getattr(event, name)
         if value is not None:
             data[name] = value
-    if event.retry_not_before is not None:
-        data["retry_not_before"] = to_datetime(event.retry_not_before)
+    if event.retry_delay is not None:
+        data["retry_after_seconds"] = event.retry_delay / 1_000_000
     if event.cancel_requested is not None:
         data["cancel_requested"] = event.cancel_requested
     attributes: dict[str, Any] = {

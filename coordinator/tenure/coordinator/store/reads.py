@@ -125,6 +125,7 @@ class Reads:
             tenant=row["tenant"],
             message=row["message"],
             failures=row["failures"],
+            losses=row["losses"],
             max_attempts=row["max_attempts"],
             effects=row["effects"],
             resources=Resources(cpu_millis=row["cpu_millis"], memory_bytes=row["memory_bytes"]),

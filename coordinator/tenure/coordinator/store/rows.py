@@ -74,6 +74,7 @@ def task_row(record: Record) -> TaskRow | None:
         generation=record["generation"],
         current_attempt_id=None if attempt_id is None else AttemptId(str(attempt_id)),
         failures=record["failures"],
+        losses=record["losses"],
         not_before=optional_microseconds(record["not_before"]),
         deadline=optional_microseconds(record["deadline"]),
         effects=Effects(record["effects"]),

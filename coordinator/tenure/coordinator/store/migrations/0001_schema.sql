@@ -52,6 +52,7 @@ create table tasks (
     generation bigint not null default 0,   -- raised by every allocation; low half of the token
     current_attempt_id uuid,
     failures integer not null default 0,
+    losses integer not null default 0,      -- attempts that ended without anybody's word
     priority smallint not null,
     not_before timestamptz,
     deadline timestamptz,
@@ -103,6 +104,7 @@ create table attempts (
     scope json not null,
     dispatch_event_id uuid not null,
     dispatched_at timestamptz not null,
+    retry_delay_microseconds bigint check (retry_delay_microseconds >= 0), -- from ended_at on
     submitted_at timestamptz not null,
     accepted_at timestamptz,
     started_at timestamptz,

@@ -40,8 +40,8 @@ create type task_insert as (
 );
 create type task_update as (
     item integer, task_id uuid, state text, reason text, message text, sequence bigint,
-    generation bigint, current_attempt_id uuid, failures integer, not_before timestamptz,
-    cancel_requested boolean
+    generation bigint, current_attempt_id uuid, failures integer, losses integer,
+    not_before timestamptz, delay_microseconds bigint, cancel_requested boolean
 );
 create type attempt_insert as (
     item integer, attempt_id uuid, task_id uuid, tenant text, ordinal bigint, node_id text,
@@ -51,7 +51,7 @@ create type attempt_insert as (
 );
 create type attempt_update as (
     item integer, attempt_id uuid, state text, reason text, message text, sequence bigint,
-    ends boolean
+    retry_delay_microseconds bigint, ends boolean
 );
 create type lease_renewal as (item integer, attempt_id uuid, renewed_by text);
 create type receipt_insert as (
@@ -298,7 +298,10 @@ begin
             state = w.state, reason = w.reason, message = w.message, version = t.version + 1,
             sequence = w.sequence, generation = w.generation,
             current_attempt_id = w.current_attempt_id, failures = w.failures,
-            not_before = w.not_before,
+            losses = w.losses,
+            -- A delay counts from the decision itself, as committed.
+            not_before = coalesce(
+                decided[w.item] + w.delay_microseconds * interval '1 microsecond', w.not_before),
             cancel_requested_at = case when w.cancel_requested
                 then coalesce(t.cancel_requested_at, decided[w.item]) end,
             decided_at = decided[w.item],
@@ -346,6 +349,7 @@ begin
                 then coalesce(a.accepted_at, decided[w.item]) else a.accepted_at end,
             started_at = case when w.state = 'running'
                 then coalesce(a.started_at, decided[w.item]) else a.started_at end,
+            retry_delay_microseconds = w.retry_delay_microseconds,
             decided_at = decided[w.item],
             ended_at = case when w.ends then decided[w.item] end
         from unnest(p_attempt_updates) w

@@ -9,8 +9,8 @@
 select
     (select tenure.confirmed_epoch()) as epoch, clock_timestamp() as clock,
     t.task_id, t.tenant, t.type, t.state, t.version, t.sequence, t.generation,
-    t.current_attempt_id, t.failures, t.not_before, t.deadline, t.effects, t.max_attempts,
-    t.cpu_millis, t.memory_bytes, t.cancel_requested_at, t.decided_at
+    t.current_attempt_id, t.failures, t.losses, t.not_before, t.deadline, t.effects,
+    t.max_attempts, t.cpu_millis, t.memory_bytes, t.cancel_requested_at, t.decided_at
 from unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[])
     as k (tenant, type, cpu_millis, memory_bytes)
 cross join lateral (

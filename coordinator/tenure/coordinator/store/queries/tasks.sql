@@ -5,7 +5,8 @@
 -- The whole story of a task by one statement, so that its parts agree.
 select
     t.task_id::text as task_id, t.tenant, t.type, t.state, t.reason, t.message, t.priority,
-    t.created_at, t.not_before, t.deadline, t.generation, t.failures, t.max_attempts, t.effects,
+    t.created_at, t.not_before, t.deadline, t.generation, t.failures, t.losses,
+    t.max_attempts, t.effects,
     t.cpu_millis, t.memory_bytes, t.cancel_requested_at, t.ended_at,
     current_attempt.state as attempt_state,
     latest.node_id,
@@ -16,7 +17,8 @@ select
         from (
             select
                 attempt_id, ordinal, state, reason, message, node_id, incarnation, lease_id,
-                fencing_token, submitted_at, accepted_at, started_at, ended_at, expires_at
+                fencing_token, submitted_at, accepted_at, started_at, ended_at, expires_at,
+                retry_delay_microseconds / 1e6::float8 as retry_delay_seconds
             from tenure.attempts
             where task_id = t.task_id
         ) a
