@@ -40,7 +40,6 @@ from tenure.coordinator.store.postgres import json_text
 from tenure.coordinator.store.rows import (
     optional_datetime,
     reply_to_text,
-    to_datetime,
     to_microseconds,
 )
 
