@@ -104,6 +104,7 @@ async def pool(module_database: FreshDatabase) -> AsyncIterator[asyncpg.Pool]:
         size=2,
         application_name="batches",
         pooled=services.POOLED,
+        planned_once=True,
     )
     yield pool
     await pool.close()

@@ -315,6 +315,7 @@ async def replica(
         size=8,
         application_name="test",
         pooled=database.pooled or services.POOLED,
+        planned_once=True,
     )
     owner = await asyncpg.connect(database.owner_url)
     observer = Noting()

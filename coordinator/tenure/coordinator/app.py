@@ -94,8 +94,8 @@ class Coordinator:
         """Listen, and begin to look for the servers. Raises ListenRefused."""
         settings = self._settings
         listener = listen(*settings.listen_address)
-        commits = await self._pool("commits", settings.commit_connections)
-        nodes = await self._pool("nodes", settings.node_connections)
+        commits = await self._pool("commits", settings.commit_connections, planned_once=True)
+        nodes = await self._pool("nodes", settings.node_connections, planned_once=True)
         people = await self._pool("reads", settings.read_connections)
         policy = settings.policy()
         self._authority = Authority(
@@ -175,12 +175,13 @@ class Coordinator:
                 pool.terminate()
         log.info("stopped")
 
-    async def _pool(self, purpose: str, size: int) -> Pool:
+    async def _pool(self, purpose: str, size: int, *, planned_once: bool = False) -> Pool:
         pool = await open_pool(
             self._settings.database_url.current,
             size=size,
             application_name=f"tenure-coordinator {purpose}",
             pooled=self._settings.pooled,
+            planned_once=planned_once,
         )
         self._pools.append(pool)
         return pool

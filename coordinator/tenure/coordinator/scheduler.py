@@ -13,6 +13,7 @@ import structlog
 from uuid_utils.compat import uuid7
 
 from tenure.contract.ids import AttemptId, CommandId, LeaseId
+from tenure.contract.states import AttemptState
 from tenure.coordinator.authority import Authority
 from tenure.coordinator.core.commands import Allocate
 from tenure.coordinator.core.decisions import Happened
@@ -30,6 +31,11 @@ ACTOR: Final = "scheduler"
 BATCH: Final = 256
 TICK_SECONDS: Final = 0.25
 """How soon this replica notices what other replicas committed, and tasks whose time has come."""
+
+_CHANGING_NO_PLACE: Final = frozenset(
+    {AttemptState.SUBMITTED, AttemptState.ACCEPTED, AttemptState.RUNNING}
+)
+"""After these no task waits that did not before, and no node has more room."""
 
 _QUERIES: Final = named_queries.load("loops.sql")
 
@@ -111,7 +117,7 @@ class Scheduler:
         return sum(outcome.reply is not None for outcome in outcomes)
 
     def _wake(self, events: Sequence[Happened]) -> None:
-        if any(event.to_node is None for event in events):
+        if any(event.next_state not in _CHANGING_NO_PLACE for event in events):
             self._due.set()
 
     async def _wait(self) -> None:

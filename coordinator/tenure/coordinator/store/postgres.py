@@ -68,12 +68,30 @@ def blames_an_item(error: PostgresError) -> bool:
     return (error.sqlstate or "").startswith(_ITEM_FAULTS)
 
 
+_PLANNED_ONCE: Final = (
+    ("plan_cache_mode", "force_generic_plan"),
+    ("enable_seqscan", "off"),
+    ("enable_hashjoin", "off"),
+    ("enable_mergejoin", "off"),
+    ("jit", "off"),
+)
+"""As the functions of the database have it: plans that were made while the tables were empty, and
+for no particular size of a batch, have to be good for good."""
+
+
 async def open_pool(
-    url: Address, *, size: int, application_name: str, pooled: bool = False
+    url: Address,
+    *,
+    size: int,
+    application_name: str,
+    pooled: bool = False,
+    planned_once: bool = False,
 ) -> Pool:
     """A pool of at most ``size`` connections that resolves names in the schema ``tenure``.
 
     ``pooled``: the connection goes through a transaction pooler, so nothing is prepared by name.
+    ``planned_once``: for statements that come again and again and need one row by its key. A lone
+    one costs more to plan than to execute.
     Raises what asyncpg raises when the server cannot be reached.
     """
 
@@ -90,7 +108,7 @@ async def open_pool(
         statement_cache_size=0 if pooled else 200,
         max_inactive_connection_lifetime=60.0,
         server_settings={"application_name": application_name},
-        init=_prepare_connection,
+        init=_prepare_to_plan_once if planned_once and not pooled else _prepare_connection,
         reset=_keep_connection,
     )
 
@@ -99,6 +117,14 @@ async def _prepare_connection(connection: asyncpg.Connection) -> None:
     """Learn the array types before anybody counts or times statements."""
     arrays = ", ".join(f"null::{name}[]" for name in _TYPES_USED)
     await connection.fetchrow(f"select {arrays}")
+
+
+async def _prepare_to_plan_once(connection: asyncpg.Connection) -> None:
+    """As ``_prepare_connection``, and set the session. Not asked for at login, where poolers refuse
+    settings that they do not know."""
+    await _prepare_connection(connection)
+    settings = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in _PLANNED_ONCE)
+    await connection.fetchrow(f"select {settings}")
 
 
 async def _keep_connection(connection: asyncpg.Connection) -> None:
