@@ -7,15 +7,20 @@ The sender is here as well; ``python -m bench.peers.faststream`` is the worker.
 import asyncio
 import os
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import uvloop
 from faststream import AckPolicy, FastStream
 from faststream.rabbit import Channel, RabbitBroker, RabbitQueue
 
+from bench.peers.workers import URL_VARIABLE, worker
 from bench.records import Writer
+from bench.sides import Side, nothing_kept
+from tenure.cli.local.stack import Stack
 
-URL_VARIABLE: Final = "BENCH_BROKER_URL"
 QUEUE: Final = RabbitQueue("bench.faststream", durable=True)
 AT_ONCE: Final = 500
 
@@ -43,6 +48,28 @@ class Sender:
     async def stop(self) -> None:
         """Disconnect."""
         await self._broker.stop()
+
+
+@asynccontextmanager
+async def side(stack: Stack, directory: Path) -> AsyncIterator[Side]:
+    """One worker process, on the broker of the stack."""
+    url, file = stack.connection().broker_url, directory / "faststream.records"
+    sender = Sender(url)
+    await sender.start()
+    arguments, log = ["bench.peers.faststream"], directory / "faststream.log"
+    try:
+        async with worker(arguments, broker_url=url, records=file, log=log) as pid:
+            yield Side(
+                "FastStream",
+                file,
+                sender.send,
+                sender.send_many,
+                nothing_kept,
+                {"rabbitmq": stack.rabbitmq.pid},
+                {"worker": pid},
+            )
+    finally:
+        await sender.stop()
 
 
 async def work() -> None:
