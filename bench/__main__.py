@@ -47,14 +47,14 @@ async def _relay(directory: Path, arguments: argparse.Namespace) -> Figures:
 
 
 async def _memory(directory: Path, arguments: argparse.Namespace) -> Figures:
-    machine, held, rate, drained = await memory.measure(
+    machine, held, rates, drained = await memory.measure(
         directory, arguments.load_seconds, arguments.backlog_rows
     )
-    table = f"{report.memory(held)}\n\nTasks/s under full load: {rate:,.0f}. The backlog:\n\n"
+    table = f"{report.memory(held)}\n\n{report.load(rates)}\n\nThe backlog:\n\n"
     found: dict[str, Sequence[Any]] = {
         "held": held,
         "drained": [drained],
-        "load": [{"handled_per_second": rate}],
+        "load": [{"handled_per_second": rate} for rate in rates],
     }
     return machine, found, table + report.relay([drained])
 

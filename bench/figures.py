@@ -1,5 +1,6 @@
 """The arithmetic of the figures: nothing here measures."""
 
+import itertools
 import statistics
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -61,3 +62,17 @@ def quarter_medians(values: Sequence[float]) -> tuple[float, float]:
     second = values[size // 4 : max(size // 2, size // 4 + 1)]
     last = values[min(size * 3 // 4, size - 1) :]
     return statistics.median(second), statistics.median(last)
+
+
+def rates(looks: Sequence[tuple[float, int]], parts: int) -> list[float]:
+    """How many a second in each of so many equal parts of the looks: (seconds, how many by then).
+
+    Empty when there are fewer looks than that.
+    """
+    if len(looks) <= parts:
+        return []
+    edges = [looks[number * (len(looks) - 1) // parts] for number in range(parts + 1)]
+    return [
+        (count - before) / (at - since)
+        for (since, before), (at, count) in itertools.pairwise(edges)
+    ]

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bench import relay
-from bench.figures import quarter_medians
+from bench import figures, relay
 from bench.machine import describe, most_resident_mebibytes, resident_mebibytes
 from bench.records import Reader
 from bench.sides import Side, all_handled
@@ -19,6 +18,7 @@ from bench.stack import BATCH, say, servers, tenure_stack
 
 IDLE_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 0.25
+PARTS: Final = 6
 UNHANDLED: Final = 5_000
 """So many tasks wait at most: more than the executor's slots, so that it never starves."""
 
@@ -36,8 +36,8 @@ class Held:
 
 async def measure(
     directory: Path, seconds: float, backlog_rows: int
-) -> tuple[str, list[Held], float, relay.Drained]:
-    """The machine, what was held, the tasks a second under load, and the drained backlog."""
+) -> tuple[str, list[Held], list[float], relay.Drained]:
+    """The machine, what was held, tasks/s in each part of the load, and the drained backlog."""
     async with tenure_stack(directory) as (stack, side):
         machine = describe(await servers(stack.connection().database_url))
         await asyncio.sleep(IDLE_SECONDS)
@@ -46,20 +46,21 @@ async def measure(
             for name, pid in side.own.items()
             for now in [resident_mebibytes(pid)]
         ]
-        rate, loaded = await _loaded(side, seconds)
+        rates, loaded = await _loaded(side, seconds)
         held += loaded
     async with relay.private_servers(directory / "backlog") as both:
         drained, memory = await relay.drain(both, backlog_rows)
     say("bench", f"{drained}")
     when = f"backlog of {backlog_rows:,} rows"
     held.append(Held("relay", when, memory.most, memory.second_quarter, memory.last_quarter))
-    return machine, held, rate, drained
+    return machine, held, rates, drained
 
 
-async def _loaded(side: Side, seconds: float) -> tuple[float, list[Held]]:
-    """Keep tasks waiting for that long; the rate, and what each process held."""
+async def _loaded(side: Side, seconds: float) -> tuple[list[float], list[Held]]:
+    """Keep tasks waiting for that long; tasks/s in each part, and what each process held."""
     reader = Reader(side.file)
     found: dict[str, list[float]] = {name: [] for name in side.own}
+    looks: list[tuple[float, int]] = []
     over = asyncio.Event()
 
     async def send() -> int:
@@ -76,20 +77,20 @@ async def _loaded(side: Side, seconds: float) -> tuple[float, list[Held]]:
     began = time.monotonic()
     try:
         while (now := time.monotonic()) - began < seconds and not sending.done():
+            looks.append((now, reader.count()))
             for name, pid in side.own.items():
                 found[name].append(resident_mebibytes(pid))
             await asyncio.sleep(LOOK_SECONDS)
     finally:
         over.set()
-    handled = reader.count()
     await all_handled(reader, await sending)
     await side.settled()
-    return handled / (now - began), [
+    return figures.rates(looks, PARTS), [
         Held(
             name,
             f"full load for {seconds:g} s",
             most_resident_mebibytes(pid),
-            *quarter_medians(found[name]),
+            *figures.quarter_medians(found[name]),
         )
         for name, pid in side.own.items()
     ]

@@ -91,6 +91,11 @@ def memory(held: Sequence[Held]) -> str:
     return "\n".join(lines)
 
 
+def load(rates: Sequence[float]) -> str:
+    """Whether the rate under full load stays."""
+    return f"Tasks/s under full load, part by part of the time: {each(rates) if rates else 'none'}"
+
+
 def _costs(
     unit: str, sides: Mapping[str, Sequence[Run]] | Mapping[str, Sequence[Drained]]
 ) -> list[str]:

@@ -63,3 +63,12 @@ def test_growth_shows_between_the_second_and_the_last_quarter() -> None:
 @pytest.mark.parametrize("values", [[5.0], [5.0, 5.0], [5.0, 5.0, 5.0]])
 def test_few_looks_have_quarters_too(values: list[float]) -> None:
     assert figures.quarter_medians(values) == (5.0, 5.0)
+
+
+def test_a_rate_belongs_to_its_part_of_the_time() -> None:
+    looks = [(10.0, 0), (11.0, 50), (12.0, 100), (13.0, 110), (14.0, 120)]
+    assert figures.rates(looks, 2) == [50.0, 10.0]
+
+
+def test_too_few_looks_have_no_rates() -> None:
+    assert figures.rates([(1.0, 0), (2.0, 5)], 2) == []
