@@ -19,7 +19,7 @@ def list_intake(
         Literal["waiting", "taken", "refused"] | None, Parameter(help="Only rows in this state.")
     ] = None,
     limit: Annotated[int, Parameter(help="At most so many.")] = 50,
-    after: Annotated[int | None, Parameter(help="Where the page before ended.")] = None,
+    after: Annotated[int | None, Parameter(help="The last row of the page before.")] = None,
     output: Output = "table",
 ) -> None:
     """List what applications enqueued in transactions of their own, newest first.

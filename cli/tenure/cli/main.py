@@ -12,7 +12,7 @@ from tenure.contract.errors import TenureError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cyclopts import App
+    from cyclopts import App, CycloptsError
 
 GROUPS: Final = "tenure.cli."
 
@@ -34,9 +34,10 @@ def run(words: "Sequence[str]") -> int:
         with needs("cli"):
             from cyclopts import CycloptsError
         try:
-            build_app()(list(words), result_action="return_value")
+            build_app(words)(_hyphen_last(words), result_action="return_value")
         except CycloptsError as error:
-            raise UsageError(str(error), next_step="See `tenure --help`.") from error
+            command = " ".join(("tenure", *(error.command_chain or ())))
+            raise UsageError(_what_is_wrong(error), next_step=f"See `{command} --help`.") from error
     except TenureError as error:
         return report(error)
     except KeyboardInterrupt:
@@ -50,9 +51,39 @@ def run(words: "Sequence[str]") -> int:
     return Exit.DONE
 
 
-def build_app() -> "App":
-    """The tree of commands, nothing of it imported yet."""
-    from cyclopts import App
+def _hyphen_last(words: "Sequence[str]") -> list[str]:
+    """``-`` of ``tenure submit TYPE -`` is standard input: the parser takes it for an option unless
+    it follows ``--``."""
+    if list(words[:1]) != ["submit"] or words.count("-") != 1 or "--" in words:
+        return list(words)
+    return [*(word for word in words if word != "-"), "--", "-"]
+
+
+def _what_is_wrong(error: "CycloptsError") -> str:
+    """In words of the command line where the parser's are about its own parts."""
+    from cyclopts.exceptions import UnusedCliTokensError
+
+    if isinstance(error, UnusedCliTokensError):
+        return f"unexpected argument: {' '.join(error.unused_tokens or ())}."
+    return str(error)
+
+
+def _default_to_show(value: object) -> object:
+    """Flags are off and lists are empty unless they are given: help need not say so."""
+    return None if value is False or value == () else value
+
+
+def build_app(words: "Sequence[str]" = ()) -> "App":
+    """The tree of commands, nothing of it imported yet.
+
+    The list of commands has a line for each; the one that ``words`` name explains itself.
+    """
+    from cyclopts import App, Parameter
+
+    asked = words[0] if words else ""
+
+    def add(target: str, name: str, line: str) -> None:
+        app.command(f"{GROUPS}{target}", name=name, help=None if name == asked else line)
 
     app = App(
         name="tenure",
@@ -63,28 +94,24 @@ def build_app() -> "App":
         print_error=False,
         exit_on_error=False,
         suppress_keyboard_interrupt=False,
+        default_parameter=Parameter(negative_iterable=(), show_default=_default_to_show),
     )
     app.command(show_version, name="version")
-    app.command(
-        f"{GROUPS}tasks:submit", name="submit", help="Make a task; --wait prints its output."
-    )
-    app.command(f"{GROUPS}tasks:app", name="task", help="See and cancel tasks.")
-    app.command(f"{GROUPS}nodes:app", name="node", help="See the executors' processes.")
-    app.command(f"{GROUPS}intake:app", name="intake", help="See what was enqueued.")
-    app.command(f"{GROUPS}outbox:app", name="outbox", help="See how far publishing is.")
-    app.command(f"{GROUPS}up:up", name="up", help="Run a whole local stack until Ctrl-C.")
-    app.command(f"{GROUPS}processes:coordinator", name="coordinator", help="Run a coordinator.")
-    app.command(f"{GROUPS}processes:relay", name="relay", help="Run a relay.")
-    app.command(f"{GROUPS}processes:executor", name="executor", help="Run an executor.")
-    app.command(f"{GROUPS}migrate:app", name="migrate", help="Bring the database up to date.")
-    app.command(f"{GROUPS}config:app", name="config", help="Check and show settings.")
-    app.command(f"{GROUPS}doctor:doctor", name="doctor", help="Say what is wrong, and what to do.")
-    app.command(f"{GROUPS}guard:app", name="guard", help="What guarded databases need.")
-    app.command(
-        f"{GROUPS}completion:install",
-        name="--install-completion",
-        help="Let the shell complete commands and options.",
-    )
+    add("tasks:submit", "submit", "Make a task; --wait prints its output.")
+    add("tasks:app", "task", "See and cancel tasks.")
+    add("nodes:app", "node", "See the executors' processes.")
+    add("intake:app", "intake", "See what was enqueued.")
+    add("outbox:app", "outbox", "See how far publishing is.")
+    add("up:up", "up", "Run a whole local stack until Ctrl-C.")
+    add("processes:coordinator", "coordinator", "Run a coordinator.")
+    add("processes:relay", "relay", "Run a relay.")
+    add("processes:executor", "executor", "Run an executor.")
+    add("migrate:app", "migrate", "Bring the database up to date.")
+    add("config:app", "config", "Check and show settings.")
+    add("doctor:doctor", "doctor", "Say what is wrong, and what to do.")
+    add("guard:app", "guard", "What guarded databases need.")
+    line = "Let the shell complete commands and options."
+    add("completion:install", "--install-completion", line)
     return app
 
 

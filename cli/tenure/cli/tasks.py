@@ -2,8 +2,9 @@
 
 import asyncio
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
@@ -11,12 +12,25 @@ from tenure.cli.connection import open_client
 from tenure.cli.exits import UsageError
 from tenure.cli.instants import read_instant
 from tenure.cli.output import Output, ago, print_fields, print_json, print_table
+from tenure.cli.waiting import waits_for
 from tenure.contract.codec import parse_json
+from tenure.contract.errors import InvalidPayload
 from tenure.contract.reports import Resources
 from tenure.contract.states import Phase, TaskState
 from tenure.contract.tasks import TaskView
 
+if TYPE_CHECKING:
+    from tenure.client import AsyncClient
+
 app = App(name="task", help="See and cancel tasks.")
+
+PATIENCE_SECONDS: Final = 5.0
+"""Who waits for longer is told what the task is doing."""
+UNDER_WAY: Final = frozenset({Phase.WAITING, Phase.ASSIGNED, Phase.TAKEN, Phase.RUNNING})
+
+TaskIdWord = Annotated[
+    str, Parameter(name="ID", help="Of the task, as `tenure submit` and `tenure task list` say it.")
+]
 
 
 def submit(
@@ -56,7 +70,7 @@ def submit(
     """
     if timeout is not None and not wait:
         raise UsageError("--timeout needs --wait.")
-    value = parse_json(_read_input(json))
+    value = _read_json(json)
     settings: dict[str, Any] = {"idempotency_key": key, "priority": priority}
     if not_before is not None:
         settings["not_before"] = read_instant(not_before, "--not-before")
@@ -86,7 +100,19 @@ async def _submit(
                 print(handle.task_id)
             return
         print(f"task {handle.task_id}", file=sys.stderr)
-        result = await handle.outcome(timeout=timeout)
+        ending = asyncio.create_task(handle.outcome(timeout=timeout))
+        try:
+            await asyncio.wait({ending}, timeout=PATIENCE_SECONDS)
+            if not ending.done():
+                await _say_what_it_does(client, handle.task_id)
+            result = await ending
+        except asyncio.CancelledError:
+            print(
+                f"task {handle.task_id} goes on: see `tenure task show {handle.task_id}`,"
+                f" or end it with `tenure task cancel {handle.task_id}`",
+                file=sys.stderr,
+            )
+            raise
         if as_json:
             print_json(result)
         elif result.state is TaskState.DELIVERED:
@@ -95,19 +121,36 @@ async def _submit(
             raise not_delivered(result)
 
 
+async def _say_what_it_does(client: "AsyncClient", task_id: str) -> None:
+    """A sign of life for who waits; one that cannot be had is no reason to end the waiting."""
+    from tenure.client.errors import ClientError
+
+    with suppress(ClientError):
+        view = await client.task(task_id).view()
+        reason = waits_for(view, (await client.nodes()).nodes)
+        if view.phase in UNDER_WAY:
+            place = f" on {view.node_id}" if view.node_id else ""
+            what = f"waits for {reason}" if reason else f"is {view.phase.value}{place}"
+            print(f"it {what}", file=sys.stderr)
+
+
 @app.command
-def show(task_id: str, /, *, output: Output = "table") -> None:
+def show(task_id: TaskIdWord, /, *, output: Output = "table") -> None:
     """Show one task with its attempts, receipts and timeline."""
-    view = asyncio.run(_view(task_id))
+    view, reason = asyncio.run(_view(task_id))
     if output == "json":
         print_json(view)
     else:
-        _print_view(view)
+        _print_view(view, reason)
 
 
-async def _view(task_id: str) -> TaskView:
+async def _view(task_id: str) -> tuple[TaskView, str]:
+    """The task, and what it waits for."""
     async with open_client() as client:
-        return await client.task(task_id).view()
+        view = await client.task(task_id).view()
+        if view.phase is not Phase.WAITING:
+            return view, ""
+        return view, waits_for(view, (await client.nodes()).nodes)
 
 
 @app.command(name="list")
@@ -117,7 +160,7 @@ def list_tasks(
     phase: Annotated[Phase | None, Parameter(help="Only tasks in this phase.")] = None,
     type_name: Annotated[str | None, Parameter(name="--type", help="Only this type.")] = None,
     limit: Annotated[int, Parameter(help="At most so many.")] = 50,
-    after: Annotated[str | None, Parameter(help="Where the page before ended.")] = None,
+    after: Annotated[str | None, Parameter(help="The last task of the page before.")] = None,
     output: Output = "table",
 ) -> None:
     """List tasks, newest first."""
@@ -156,7 +199,7 @@ def list_tasks(
 
 
 @app.command
-def cancel(task_id: str, /, *, output: Output = "table") -> None:
+def cancel(task_id: TaskIdWord, /, *, output: Output = "table") -> None:
     """Ask for cancellation. What runs must confirm it first, or lose its lease."""
 
     async def ask() -> Any:
@@ -187,6 +230,16 @@ def _resources(cpu: str, memory: str) -> Resources:
         raise UsageError(f"{error}.") from error
 
 
+def _read_json(argument: str) -> Any:
+    """The input. Raises UsageError and InvalidPayload."""
+    try:
+        return parse_json(_read_input(argument))
+    except InvalidPayload as error:
+        if not argument.startswith(("@", "-")):  # a shell has had its hands on it
+            error.next_step = """Quote it like '{"name": "value"}', or use @FILE."""
+        raise
+
+
 def _read_input(argument: str) -> bytes:
     """The bytes of the input. Raises UsageError for a file that cannot be read."""
     if argument == "-":
@@ -199,12 +252,13 @@ def _read_input(argument: str) -> bytes:
     return argument.encode(errors="surrogateescape")
 
 
-def _print_view(view: TaskView) -> None:
+def _print_view(view: TaskView, waiting_for: str) -> None:
     print_fields(
         [
             ("task", view.task_id),
             ("type", view.type),
             ("phase", view.phase.value),
+            ("waits for", waiting_for),
             ("reason", view.reason),
             ("message", view.message),
             ("tenant", view.tenant),

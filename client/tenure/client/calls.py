@@ -221,7 +221,7 @@ def outcome(task_id: str, timeout: float | None) -> Plan[TaskResult]:
         if deadline is not None and answered >= deadline:
             raise ResultTimeout(
                 f"task {task_id} is {result.phase.value} after {timeout:g} s.",
-                next_step="Wait again, or see `tenure task show` for what it waits for.",
+                next_step=f"Wait again; `tenure task show {task_id}` says more.",
             )
         early = min(SHORTEST_ROUND_SECONDS, wait) - (answered - asked)
         pause = max(0.0, early) * random.uniform(0.5, 1.0)

@@ -235,7 +235,8 @@ class Broker:
             await channel.queue_delete(queue, timeout=OPERATION_SECONDS)
             self._deleted.add(queue)
             self._declared.discard(queue)
-            log.info("queue of a node that is gone was deleted", queue=queue)
+            # Said to few: it is done again after each connection, also where there was no queue.
+            log.debug("no queue is there for a node that is gone", queue=queue)
 
     async def _usable_channel(self, connection: AbstractConnection) -> AbstractChannel:
         if self._channel is None or self._channel.is_closed:

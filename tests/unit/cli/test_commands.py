@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,9 @@ def write_connection(folder: Path, mode: int = 0o600) -> Path:
         (["submit", "t", "{"], Exit.USAGE, "error: malformed_json:"),
         (["submit", "t", '{"a": NaN}'], Exit.USAGE, "error: malformed_json:"),
         (["submit", "t", "@missing.json"], Exit.USAGE, "error: usage: missing.json"),
+        (["submit", "t", "--wiat", "{}"], Exit.USAGE, "error: usage: Unknown option: --wiat"),
+        (["submit", "t", "{}", "{}"], Exit.USAGE, "error: usage: unexpected argument: {}."),
+        (["up", "jobs:app"], Exit.USAGE, "error: usage: unexpected argument: jobs:app."),
         (["submit", "t", "{}", "--timeout", "3"], Exit.USAGE, "error: usage: --timeout"),
         (["submit", "t", "{}", "--deadline", "soon"], Exit.USAGE, "error: usage: --deadline"),
         (["submit", "t", "{}"], Exit.SETUP, "error: not_configured:"),
@@ -74,6 +78,59 @@ def test_each_mistake_has_its_exit_code_and_one_line(
     assert out == ""
     assert err.startswith(said)
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["frob"], "tenure"),
+        (["node", "frob"], "tenure node"),
+        (["task", "show"], "tenure task show"),
+        (["up", "--frob"], "tenure up"),
+    ],
+)
+def test_a_mistake_in_a_command_points_at_the_help_of_that_command(
+    words: list[str], command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == Exit.USAGE
+    assert capsys.readouterr().err.endswith(f"See `{command} --help`.\n")
+
+
+@pytest.mark.parametrize("words", [["submit", "t", "-"], ["submit", "t", "--priority", "3", "-"]])
+def test_a_hyphen_is_standard_input(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b'{"half": ')))
+    assert run(words) == Exit.USAGE
+    assert capsys.readouterr().err.startswith("error: malformed_json:")
+
+
+def test_json_that_a_shell_took_apart_is_answered_with_how_to_quote_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["submit", "t", "{path: a}"]) == Exit.USAGE
+    assert """Quote it like '{"name": "value"}'""" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["up"], ["guard", "sql"], ["submit"], ["migrate", "up"]])
+def test_help_names_no_option_and_no_default_that_nobody_would_give(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*words, "--help"]) == Exit.DONE
+    said = capsys.readouterr().out
+    assert "--empty-" not in said
+    assert "--no-" not in said.replace("--not-before", "")
+    assert "[default: ()]" not in said
+    assert "[default: False]" not in said
+
+
+def test_help_of_a_command_says_more_than_the_list_of_commands(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["--help"]) == Exit.DONE
+    assert "Run an executor." in capsys.readouterr().out
+    assert run(["executor", "--help"]) == Exit.DONE
+    assert "joins" in capsys.readouterr().out
 
 
 def test_an_unreachable_coordinator_has_an_exit_code_of_its_own(

@@ -174,9 +174,8 @@ class Applications:
         while True:
             waiter.woken.clear()
             found = await self._result(call, task_id)
-            answer = Answer(found.result)
             if found.result.state.value in WAKING_STATES or self._waiters.closing or gone.done():
-                return answer
+                return Answer(found.result)
             self._waiters.watch_from(found.head)
             look_at = deadline
             if found.enqueued is not None:
@@ -185,8 +184,8 @@ class Applications:
                 async with asyncio.timeout_at(look_at):
                     await waiter.woken.wait()
             except TimeoutError:
-                if look_at == deadline:
-                    return answer
+                if look_at == deadline:  # what was read when the wait began is old by now
+                    return Answer((await self._result(call, task_id)).result)
 
     async def _result(self, call: Call, task_id: TaskId) -> ResultAt:
         found = await self._reads.result(call.identity.tenant, task_id)

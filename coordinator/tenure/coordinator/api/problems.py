@@ -57,7 +57,7 @@ NEXT_STEP: Final[Mapping[Code, str]] = {
     Code.INVALID_CHARACTER: "Remove the character, or encode binary data as base64.",
     Code.PAYLOAD_TOO_LARGE: "Store the data elsewhere and pass a reference.",
     Code.BATCH_TOO_LARGE: "Send it in smaller batches.",
-    Code.UNKNOWN_TASK_TYPE: "Start an executor that declares this type, or correct its name.",
+    Code.UNKNOWN_TASK_TYPE: "Run an executor of this type, or correct it; see `tenure node list`.",
     Code.DEADLINE_IN_THE_PAST: "Send a deadline that is ahead, with its time zone.",
     Code.NOT_FOUND: "Check the id and the token: ids of other tenants are not found either.",
     Code.METHOD_NOT_ALLOWED: "Use a method that the Allow header names.",

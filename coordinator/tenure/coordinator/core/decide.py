@@ -48,7 +48,9 @@ def decide(
     if stored is not None:
         if stored.fingerprint == command.fingerprint and stored.tenant == command.tenant:
             return Answered(stored.reply, stored.at)
-        return Refused(Code.IDEMPOTENCY_CONFLICT, "this id was used before with other content")
+        return Refused(
+            Code.IDEMPOTENCY_CONFLICT, "this key or id was used before with other content"
+        )
     decided = (row.decided_at for row in (snapshot.task, snapshot.attempt) if row is not None)
     now = max((now, *decided))
     match command:
