@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -16,6 +17,9 @@ from tenure.cli.local.process_table import ProcessTable, ProcTable, PsTable
 from tests.support.waiting import eventually
 
 NEEDED = {ProcTable: os.path.exists("/proc/self/stat"), PsTable: shutil.which("ps") is not None}
+
+# Another run of these tests may have its child on the same machine.
+MARK = f"of-this-test-{uuid4().hex}"
 
 
 @pytest.fixture(params=[ProcTable, PsTable])
@@ -34,7 +38,7 @@ def table(
 def child() -> Iterator["subprocess.Popen[bytes]"]:
     """A process in a session of its own that waits for its input to end."""
     command = [sys.executable, "-c", "input()", "a-word"]
-    marked = os.environ | {"TENURE_MARK": "of-this-test"}
+    marked = os.environ | {"TENURE_MARK": MARK}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, env=marked, start_new_session=True
     ) as process:
@@ -49,8 +53,8 @@ async def test_a_child_is_found_by_what_it_is(
 ) -> None:
     await eventually(lambda: "a-word" in processes.command_line(child.pid))
     assert child.pid in processes.children_of(os.getpid())
-    assert processes.with_environment("TENURE_MARK", "of-this-test") == [child.pid]
-    assert processes.with_environment("TENURE_MARK", "of-this") == []
+    assert processes.with_environment("TENURE_MARK", MARK) == [child.pid]
+    assert processes.with_environment("TENURE_MARK", MARK[:-1]) == []
     name = processes.name_of(child.pid)
     assert name.startswith("python")
     assert processes.named_in_session(child.pid, "python") == [child.pid]
