@@ -324,6 +324,14 @@ async def an_allocation_to_a_silent_node(ground: Ground) -> ItemOutcome:
     return await ground.last(item)
 
 
+async def an_allocation_under_a_policy_that_was_replaced(ground: Ground) -> ItemOutcome:
+    incarnation = await ground.bench.register()
+    item = await ground.accept(steps.allocation(await ground.bench.submit(), incarnation))
+    version = item.accepted.reads.policy_version
+    # One that nobody has set: policies cannot be taken back, and this database is used again.
+    return await ground.last(steps.with_reads(item, policy_version=(version or 0) + 1))
+
+
 async def more_slots_than_there_are(ground: Ground) -> ItemOutcome:
     return await two_allocations(ground, slots=1)
 

@@ -43,7 +43,11 @@ def assignment(task_type: str = "echo", *, generation: int = 1) -> Assignment:
 
 
 def lease(
-    clock: Clock | None = None, *, remaining_seconds: float = 60.0, tolerance_seconds: float = 1.0
+    clock: Clock | None = None,
+    *,
+    remaining_seconds: float = 60.0,
+    tolerance_seconds: float = 1.0,
+    renewal_interval_seconds: float = 10.0,
 ) -> Lease:
     """A lease of a new attempt, granted now."""
     clock = clock or system_clock()
@@ -54,6 +58,7 @@ def lease(
         fencing_token=given.fencing_token,
         clock=clock,
         tolerance_seconds=tolerance_seconds,
+        renewal_interval_seconds=renewal_interval_seconds,
         sent_at=clock(),
         remaining_seconds=remaining_seconds,
         expires_at=EXPIRES,

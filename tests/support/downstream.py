@@ -91,6 +91,7 @@ async def attempt(
         fencing_token=FencingToken(fencing_token(1, generation)),
         clock=clock,
         tolerance_seconds=tolerance_seconds,
+        renewal_interval_seconds=10.0,
         sent_at=clock(),
         remaining_seconds=remaining_seconds + tolerance_seconds,
         expires_at=now + timedelta(seconds=expires_in_seconds),

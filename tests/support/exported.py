@@ -34,7 +34,7 @@ SETTINGS = REPOSITORY / "docs" / "settings.md"
 
 def table() -> tuple[Endpoint, ...]:
     """Every endpoint of the coordinator, without anything behind it."""
-    handlers = cast(Handlers, Mock(spec=["applications", "executors", "operators"]))
+    handlers = cast(Handlers, Mock(spec=["applications", "executors", "operators", "leases"]))
     gate = cast(Gate, Mock())
     return endpoints(handlers, application_gate=gate, executor_gate=gate)
 

@@ -55,6 +55,7 @@ ATTEMPT = rows.AttemptRow(
     incarnation=IncarnationId("incarnation"),
     lease_id=LeaseId("lease"),
     fencing_token=fencing_token(1, 2),
+    policy_version=1,
     lease_microseconds=30 * SECOND,
     expires_at=NOW + 10 * SECOND,
     decided_at=NOW - SECOND,

@@ -100,6 +100,7 @@ def build_app(words: "Sequence[str]" = ()) -> "App":
     add("tasks:submit", "submit", "Make a task; --wait prints its output.")
     add("tasks:app", "task", "See and cancel tasks.")
     add("nodes:app", "node", "See the executors' processes.")
+    add("policy:app", "policy", "See and set the terms of leases.")
     add("intake:app", "intake", "See what was enqueued.")
     add("outbox:app", "outbox", "See how far publishing is.")
     add("up:up", "up", "Run a whole local stack until Ctrl-C.")

@@ -14,6 +14,7 @@ from tenure.client.settings import (
     DEFAULT_URL,
     connection_from_environment,
 )
+from tenure.contract.operations import PolicyChange, PolicyHistory, PolicyView
 from tenure.contract.reports import Resources
 from tenure.contract.tasks import IntakeList, IntakeRetried, NodeList, OutboxStatus, TaskList
 from tenure.contract.tasktype import InputT, OutputT, TaskType
@@ -207,6 +208,14 @@ class AsyncClient:
     ) -> IntakeRetried:
         """Let refused rows be decided anew, of one code or type or all: for operators."""
         return await self._http.run(calls.retry_intake(code=code, type_name=type_name))
+
+    async def policies(self) -> PolicyHistory:
+        """Versions of the lease policy, the one in force first."""
+        return await self._http.run(calls.read("/v1/policies", PolicyHistory, {}))
+
+    async def set_policy(self, change: PolicyChange) -> PolicyView:
+        """Set the policy for what is granted from now on: for operators."""
+        return await self._http.run(calls.send("/v1/policies", change, PolicyView))
 
     async def outbox(self) -> OutboxStatus:
         """How far publishing is behind the log."""

@@ -257,6 +257,12 @@ def read(path: str, model: type[ModelT], query: Mapping[str, str | None]) -> Pla
     return (yield Call("GET", path, query=given)).read(model)
 
 
+def send(path: str, body: BaseModel, model: type[ModelT]) -> Plan[ModelT]:
+    """One request with what its body sets; absent fields are not sent."""
+    content = to_json(body.model_dump(mode="json", exclude_unset=True))
+    return (yield Call("POST", path, body=content)).read(model)
+
+
 def tasks(
     *,
     state: str | None = None,

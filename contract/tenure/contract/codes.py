@@ -21,6 +21,7 @@ class Code(StrEnum):
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     IDEMPOTENCY_CONFLICT = "idempotency_conflict"  # the same key or report id, other content
+    STALE_VERSION = "stale_version"  # what it would change has been changed by somebody else
     # Who asks
     UNAUTHENTICATED = "unauthenticated"
     FORBIDDEN_ROLE = "forbidden_role"

@@ -121,10 +121,11 @@ class Registration(Frozen):
 
 
 class LeaseTerms(Frozen):
-    """The lease policy an executor works under; the duration in each reply decides."""
+    """Terms of leases by one version of the policy. A lease keeps those that it was granted under
+    (LEASE-08); what remains of it is said in each reply."""
 
     duration_seconds: float
-    renewal_interval_seconds: float
+    renewal_interval_seconds: float = Field(description="from one renewal to the next")
     clock_tolerance_seconds: float
     policy_version: int
 
@@ -136,7 +137,7 @@ class RegistrationReply(Frozen):
     incarnation: str
     queue: str = Field(description="declare passively; retry while it does not exist yet")
     events_exchange: str
-    lease: LeaseTerms
+    lease: LeaseTerms = Field(description="the policy in force")
 
 
 class _AboutAttempt(Frozen):
@@ -236,6 +237,7 @@ class ReportReply(Frozen):
         default=None, description="authority left, counted from before the request was sent"
     )
     expires_at: datetime | None = None
+    lease: LeaseTerms | None = Field(default=None, description="that this lease was granted under")
     cancel_requested: bool = False
     input: Any = Field(default=None, description="with accept and take")
     task_type: str | None = None
@@ -281,6 +283,9 @@ class RenewalReplies(Frozen):
     """Replies in the order of the leases, and the node's own state."""
 
     node_state: NodeState
+    lease: LeaseTerms | None = Field(
+        default=None, description="the policy in force: how often a heartbeat is expected"
+    )
     replies: tuple[RenewalReply, ...]
 
 

@@ -22,6 +22,7 @@ from tenure.coordinator.api.applications import Applications
 from tenure.coordinator.api.endpoint import Entrance, Limits
 from tenure.coordinator.api.executors import Executors
 from tenure.coordinator.api.gate import Gate
+from tenure.coordinator.api.leases import Leases
 from tenure.coordinator.api.operators import Operators
 from tenure.coordinator.api.routes import Handlers, application, endpoints
 from tenure.coordinator.authority import Authority
@@ -97,12 +98,11 @@ class Coordinator:
         commits = await self._pool("commits", settings.commit_connections, planned_once=True)
         nodes = await self._pool("nodes", settings.node_connections, planned_once=True)
         people = await self._pool("reads", settings.read_connections)
-        policy = settings.policy()
         self._authority = Authority(
             commits,
             nodes,
             self.metrics,
-            policy=policy,
+            policy=settings.policy(),
             prefix=settings.name_prefix,
             faults=self._faults,
         )
@@ -202,11 +202,12 @@ class Coordinator:
                 admission=self._authority,
                 reads=node_reads,
                 declare_queue=self._broker.declare_queue,
-                policy=settings.policy(),
+                policies=self._authority.policies,
                 name_prefix=settings.name_prefix,
                 payload_limit_bytes=settings.payload_limit_bytes,
             ),
             operators=Operators(reads),
+            leases=Leases(reads, self._authority.policies),
             healthz=_alive,
             readyz=self._ready,
             metrics=self._metrics,
@@ -254,6 +255,10 @@ class Coordinator:
                     await migrate.check_pooler(url)
                     pooler_known = True
                 (await migrate.status(url)).check()
+                if self._schema_usable.is_set():
+                    await self._authority.policies.refresh()
+                else:
+                    await self._authority.policies.establish()
                 self._schema_usable.set()
                 await self._check_authority(reads)
             except TenureError as error:
@@ -301,6 +306,7 @@ class Coordinator:
         for name, loop in self._loops.items():
             if loop.last_run_at is not None:
                 self.metrics.set_last_run(name, now - loop.last_run_at)
+        self.metrics.set_policy_version(self._authority.policy.version)
         self.metrics.set_sent_again(self._reconciler.sent_again)
         self.metrics.set_waiters(len(self._waiters))
         self.metrics.set_broker_connected(self._broker_condition.error is None)

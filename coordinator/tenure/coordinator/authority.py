@@ -24,6 +24,7 @@ from tenure.coordinator.core.commands import (
 from tenure.coordinator.core.decisions import Accepted, Happened, Outcome
 from tenure.coordinator.core.snapshot import LeasePolicy, Snapshot
 from tenure.coordinator.lanes import Lane, Observer
+from tenure.coordinator.policies import Policies
 from tenure.coordinator.store.commit import Committed, commit
 from tenure.coordinator.store.load import (
     Loaded,
@@ -50,7 +51,7 @@ class Authority:
         prefix: str = DEFAULT_PREFIX,
         faults: FaultPoints = NO_FAULTS,
     ) -> None:
-        self.policy = policy or LeasePolicy()
+        self.policies = Policies(pool, policy or LeasePolicy())
         self._prefix = prefix
         self._observer = observer
         self._faults = faults
@@ -61,6 +62,11 @@ class Authority:
         self._renewals = self._lane("renewals", renewal_pool, load_attempts)
         self._allocations = self._lane("allocations", pool, load_allocations)
         self._nodes = self._lane("nodes", pool, load_nodes)
+
+    @property
+    def policy(self) -> LeasePolicy:
+        """The terms in force, as this replica knows them."""
+        return self.policies.in_force
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
@@ -147,4 +153,5 @@ class Authority:
             self._observer,
             self._committed,
             self._faults,
+            refresh_policy=self.policies.refresh,
         )

@@ -128,10 +128,11 @@ class CoordinatorSettings(LogSettings, BrokerSettings, DatabaseSettings):
         default=8, description="to the database, for the lanes and the loops"
     )
 
-    policy_version: int = Field(
-        default=1, ge=1, description="of the terms below, recorded with every lease"
+    lease_seconds: Seconds = Field(
+        default=30.0,
+        description="how long a lease lasts. This and the next four are for a new database; later"
+        " `tenure policy set` changes the terms",
     )
-    lease_seconds: Seconds = Field(default=30.0, description="how long a lease lasts")
     clock_tolerance_seconds: Annotated[float, Field(ge=0, le=60)] = Field(
         default=1.0, description="by how much clocks may differ: authority ends that much earlier"
     )
@@ -171,9 +172,8 @@ class CoordinatorSettings(LogSettings, BrokerSettings, DatabaseSettings):
         return CurrentIdentities(self.tokens.identities)
 
     def policy(self) -> LeasePolicy:
-        """Terms of leases and retries, in microseconds (LEASE-08)."""
+        """Terms that a new database gets, in microseconds (LEASE-08)."""
         return LeasePolicy(
-            version=self.policy_version,
             lease_microseconds=_microseconds(self.lease_seconds),
             clock_tolerance_microseconds=_microseconds(self.clock_tolerance_seconds),
             node_silence_microseconds=_microseconds(self.node_silence_seconds),

@@ -113,11 +113,14 @@ class Lane:
         observer: Observer,
         on_commit: Callable[[Sequence[Happened]], None],
         faults: FaultPoints = NO_FAULTS,
+        *,
+        refresh_policy: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.name = name
         self._load = load
         self._commit = commit
         self._policy = policy
+        self._refresh_policy = refresh_policy
         self._observer = observer
         self._on_commit = on_commit
         self._faults = faults
@@ -272,6 +275,7 @@ class Lane:
                 entry.settle(Outcome(committed.now, committed.now))
         again: list[Entry] = []
         happened: list[Happened] = []
+        policy_in_doubt = False
         for (entry, accepted), outcome, at in zip(
             items, committed.outcomes, committed.decided, strict=True
         ):
@@ -282,8 +286,12 @@ class Lane:
                 self._refuse(entry, committed.now, _UNCONFIRMED)
             else:
                 again.append(entry)
+                policy_in_doubt |= accepted.reads.policy_version is not None
         if happened:
             self._on_commit(happened)
+        # Items that were applied have their answers: the batch can be repeated when this fails.
+        if policy_in_doubt and self._refresh_policy is not None:
+            await self._refresh_policy()
         return again
 
     async def _decide(self, batch: list[Entry]) -> list[tuple[Entry, Accepted]]:

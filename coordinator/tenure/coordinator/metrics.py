@@ -78,6 +78,9 @@ class Metrics:
         self._last_run = self._gauge(
             "tenure_loop_last_run_seconds", "Seconds since a loop last ran through.", ("loop",)
         )
+        self._policy_version = self._gauge(
+            "tenure_policy_version", "The lease policy that this replica decides by.", ()
+        )
         self._broker = self._gauge("tenure_broker_connected", "1 while the broker can be used.", ())
         self._tasks = self._gauge(
             "tenure_tasks", "Tasks by what they wait for (waiting ones up to 100,000).", ("phase",)
@@ -160,6 +163,10 @@ class Metrics:
     def set_last_run(self, loop: str, seconds_ago: float) -> None:
         """How long ago a loop ran through."""
         self._last_run.labels(loop).set(seconds_ago)
+
+    def set_policy_version(self, version: int) -> None:
+        """The policy in force."""
+        self._policy_version.set(version)
 
     def set_broker_connected(self, connected: bool) -> None:
         """Whether the broker can be used."""

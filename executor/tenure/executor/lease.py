@@ -22,21 +22,25 @@ class Lease:
         fencing_token: FencingToken,
         clock: Clock,
         tolerance_seconds: float,
+        renewal_interval_seconds: float,
         sent_at: int,
         remaining_seconds: float,
         expires_at: datetime,
     ) -> None:
+        """Tolerance and interval are those of the policy that the lease was granted under, which no
+        later one changes (LEASE-08)."""
         self.task_id = task_id
         self.attempt_id = attempt_id
         self.fencing_token = fencing_token
         self.tolerance_seconds = tolerance_seconds
+        self.renewal_interval_seconds = renewal_interval_seconds
         self._clock = clock
         self._lock = threading.Lock()
         self._expires_at = expires_at
         self._authority = rules.granted(
             sent_at=sent_at,
             remaining=_microseconds(remaining_seconds),
-            tolerance=_microseconds(tolerance_seconds),
+            tolerance=_microseconds(self.tolerance_seconds),
         )
 
     @property

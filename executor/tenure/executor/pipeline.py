@@ -26,6 +26,7 @@ from tenure.contract.reports import (
     MAX_REASON_CHARACTERS,
     Cancelled,
     Deliver,
+    LeaseTerms,
     Reject,
     Report,
     Take,
@@ -86,7 +87,7 @@ class Pipeline:
         renewals: Holding,
         resources: object,
         clock: Clock,
-        tolerance_seconds: float,
+        terms: LeaseTerms,
         output_limit_bytes: int,
         metrics: ExecutorMetrics,
         authority_changed: Callable[[], None],
@@ -96,7 +97,7 @@ class Pipeline:
         self._renewals = renewals
         self._resources = resources
         self._clock = clock
-        self._tolerance_seconds = tolerance_seconds
+        self._terms = terms
         self._output_limit_bytes = output_limit_bytes
         self._metrics = metrics
         self._authority_changed = authority_changed
@@ -160,12 +161,14 @@ class Pipeline:
         if reply.outcome != "applied" or reply.remaining_seconds is None or not reply.expires_at:
             log.info("take was not applied", outcome=reply.outcome, code=reply.code)
             return Ending("not_taken")
+        terms = reply.lease or self._terms
         execution.lease = Lease(
             task_id=assignment.task_id,
             attempt_id=assignment.attempt_id,
             fencing_token=assignment.fencing_token,
             clock=self._clock,
-            tolerance_seconds=self._tolerance_seconds,
+            tolerance_seconds=terms.clock_tolerance_seconds,
+            renewal_interval_seconds=terms.renewal_interval_seconds,
             sent_at=answer.sent_at,
             remaining_seconds=reply.remaining_seconds,
             expires_at=reply.expires_at,

@@ -84,6 +84,7 @@ class Renewer:
         self._lock = threading.Lock()
         self._leases: dict[AttemptId, Lease] = {}
         self._stopping = threading.Event()
+        self._due = threading.Event()
         # Not joined at the interpreter's end: a request to a server that is away may be under way.
         self._thread = threading.Thread(target=self._run, name="tenure-renewals", daemon=True)
         self.heard_at = clock()
@@ -95,12 +96,15 @@ class Renewer:
     async def stop(self, timeout_seconds: float) -> None:
         """Ask the thread to end, and wait for it for a while."""
         self._stopping.set()
+        self._due.set()
         await asyncio.to_thread(self._thread.join, timeout_seconds)
 
     def hold(self, lease: Lease) -> None:
         """Renew this lease until it is let go or refused."""
         with self._lock:
             self._leases[lease.attempt_id] = lease
+        if lease.renewal_interval_seconds < self._interval_seconds:
+            self._due.set()  # the pause that is under way would be too long for this one
 
     def let_go(self, attempt_id: AttemptId) -> None:
         """The attempt has ended: its lease is renewed no longer."""
@@ -116,7 +120,9 @@ class Renewer:
         try:
             while True:
                 failures = 0 if self._round() else failures + 1
-                if self._stopping.wait(self._pause_seconds(failures)):
+                self._due.wait(self._pause_seconds(failures))
+                self._due.clear()
+                if self._stopping.is_set():
                     return
         except Exception:
             log.exception("renewals ended by a fault; authority will run out")
@@ -125,9 +131,13 @@ class Renewer:
             self._coordinator.close()
 
     def _pause_seconds(self, failures: int) -> float:
+        with self._lock:
+            intervals = [lease.renewal_interval_seconds for lease in self._leases.values()]
+        # Each lease by the terms that it was granted under, the heartbeat by those in force.
+        interval = min([self._interval_seconds, *intervals])
         if failures == 0:
-            return self._interval_seconds * random.uniform(0.8, 1.0)
-        return jitter_seconds(failures, cap_seconds=self._interval_seconds / 2)
+            return interval * random.uniform(0.8, 1.0)
+        return jitter_seconds(failures, cap_seconds=interval / 2)
 
     def _round(self) -> bool:
         """Renew everything that is held. Whether every lease was answered."""
@@ -172,6 +182,8 @@ class Renewer:
             return True
         self.heard_at = self._clock()
         self._metrics.heard()
+        if answer.lease is not None:
+            self._interval_seconds = answer.lease.renewal_interval_seconds
         if answer.node_state is NodeState.DRAINING:
             self._tell(self._heard.draining)
         return all(settled)

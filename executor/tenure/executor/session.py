@@ -228,7 +228,7 @@ class Session:
                 renewals=renewer,
                 resources=around.resources,
                 clock=around.clock,
-                tolerance_seconds=reply.lease.clock_tolerance_seconds,
+                terms=reply.lease,
                 output_limit_bytes=settings.output_limit_bytes,
                 metrics=around.metrics,
                 authority_changed=work.look_again,

@@ -20,7 +20,7 @@ PROCESSES: Final[dict[str, frozenset[str]]] = {
             *_LOGS, *_SERVERS, "tokens", "listen", "payload_limit_bytes", "batch_limit_bytes",
             "max_waiting_requests", "max_waiting_bytes", "max_waiters", "tail_interval_seconds",
             "request_deadline_seconds", "drain_seconds", "read_connections", "node_connections",
-            "commit_connections", "policy_version", "lease_seconds", "clock_tolerance_seconds",
+            "commit_connections", "lease_seconds", "clock_tolerance_seconds",
             "node_silence_seconds", "retry_base_seconds", "retry_cap_seconds",
         )
     ),

@@ -103,9 +103,8 @@ def test_a_missing_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.requirement("LEASE-08")
 def test_the_policy_is_made_of_the_settings() -> None:
-    policy = load_settings(lease_seconds=0.5, policy_version=7, clock_tolerance_seconds=0).policy()
+    policy = load_settings(lease_seconds=0.5, clock_tolerance_seconds=0).policy()
     assert policy.lease_microseconds == 500_000
-    assert policy.version == 7
     assert policy.clock_tolerance_microseconds == 0
 
 

@@ -427,6 +427,7 @@ def test_an_allocation_grants_the_next_generation_and_relies_on_all_that_it_read
         not_before_passed=True,
         deadline_open=True,
         seen_within=POLICY.node_silence_microseconds,
+        policy_version=POLICY.version,
     )
     (event,) = decision.events
     assert event.to_node == NODE.incarnation

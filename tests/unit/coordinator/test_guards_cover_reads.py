@@ -141,6 +141,9 @@ def test_a_decision_looks_at_nothing_that_its_guards_do_not_cover(
         assert (reads.incarnation, reads.incarnation_version) == (NODE.incarnation, NODE.version)
     if isinstance(command, commands.Register | commands.ChangeNode):
         assert reads.node_id == NodeId("node")
+    drawn = [write for write in decision.writes if getattr(write, "delay", None) is not None]
+    if isinstance(command, commands.Allocate) or drawn:
+        assert reads.policy_version == POLICY.version
     if isinstance(command, commands.Allocate):
         assert reads.not_before_passed
         assert reads.deadline_open

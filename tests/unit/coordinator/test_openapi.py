@@ -28,7 +28,7 @@ class Anything:
 @pytest.fixture(scope="module")
 def handlers() -> Handlers:
     anything = cast(Any, Anything())
-    return Handlers(anything, anything, anything, anything, anything, anything)
+    return Handlers(anything, anything, anything, anything, anything, anything, anything)
 
 
 @pytest.fixture(scope="module")

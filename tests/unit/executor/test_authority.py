@@ -32,6 +32,7 @@ def lease(clock: HandClock, *, sent_at: int = 0, remaining_seconds: float = 30.0
         fencing_token=FencingToken(2**32 + 1),
         clock=clock,
         tolerance_seconds=1.0,
+        renewal_interval_seconds=10.0,
         sent_at=sent_at,
         remaining_seconds=remaining_seconds,
         expires_at=EXPIRES,

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, Field, field_validator
 
 from tenure.contract.codes import Code, Reason
-from tenure.contract.reports import Deliver, Fail, Reject, Report, ReportReply
+from tenure.contract.reports import Deliver, Fail, LeaseTerms, Reject, Report, ReportReply
 from tenure.executor import Context, Executor, Retry, TaskType
 from tenure.executor import Fail as FailForGood
 from tenure.executor.core.intake import Assignment
@@ -88,7 +88,12 @@ class Bench:
                 renewals=self.renewals,
                 resources="the resources",
                 clock=self.clock,
-                tolerance_seconds=1.0,
+                terms=LeaseTerms(
+                    duration_seconds=30.0,
+                    renewal_interval_seconds=10.0,
+                    clock_tolerance_seconds=1.0,
+                    policy_version=1,
+                ),
                 output_limit_bytes=4096,
                 metrics=metrics,
                 authority_changed=self.work.look_again,

@@ -10,7 +10,7 @@ import pytest
 
 from tenure.contract.codes import Code
 from tenure.contract.ids import AttemptId, IncarnationId, NodeId
-from tenure.contract.reports import RenewalReplies, RenewalReply, Renewals
+from tenure.contract.reports import LeaseTerms, RenewalReplies, RenewalReply, Renewals
 from tenure.contract.states import NodeState
 from tenure.executor.clock import system_clock
 from tenure.executor.errors import CoordinatorRefused, CoordinatorUnavailable, NodeGone
@@ -57,7 +57,7 @@ class ScriptedCoordinator:
 class Bench:
     """A renewer over a scripted coordinator, and what the event loop was told."""
 
-    def __init__(self) -> None:
+    def __init__(self, interval_seconds: float) -> None:
         self.coordinator = ScriptedCoordinator()
         self.refused: list[AttemptId] = []
         self.cancelled: list[AttemptId] = []
@@ -67,7 +67,7 @@ class Bench:
             self.coordinator,
             node_id=NodeId("n"),
             incarnation=IncarnationId(new_id()),
-            interval_seconds=INTERVAL_SECONDS,
+            interval_seconds=interval_seconds,
             clock=system_clock(),
             condition=self.condition,
             metrics=ExecutorMetrics(),
@@ -81,6 +81,11 @@ class Bench:
             loop=asyncio.get_running_loop(),
         )
 
+    async def first_round(self) -> None:
+        """Wait for the heartbeat that comes at once."""
+        while not self.coordinator.rounds:  # noqa: ASYNC110 - another thread's state
+            await asyncio.sleep(0.001)
+
     async def rounds(self, more: int) -> None:
         """Wait for some more rounds."""
         until = len(self.coordinator.rounds) + more
@@ -89,8 +94,8 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(*held: Lease) -> AsyncIterator[Bench]:
-    made = Bench()
+async def bench(*held: Lease, interval_seconds: float = INTERVAL_SECONDS) -> AsyncIterator[Bench]:
+    made = Bench(interval_seconds)
     for each in held:
         made.renewer.hold(each)
     made.renewer.start()
@@ -219,3 +224,33 @@ async def test_an_operators_drain_and_an_unknown_node_are_told() -> None:
         b.coordinator.answer = unknown
         await b.unknown.wait()
         assert not b.condition.usable
+
+
+@pytest.mark.requirement("LEASE-08")
+async def test_a_lease_of_shorter_terms_is_renewed_by_them() -> None:
+    """The heartbeat goes by the policy in force; a lease by the one that it was granted under."""
+    async with bench(interval_seconds=3600.0) as b:
+        await b.first_round()
+        short = lease(renewal_interval_seconds=INTERVAL_SECONDS)
+        b.renewer.hold(short)
+        await b.rounds(3)
+        (last,) = b.coordinator.rounds[-1].leases
+        assert last.attempt_id == short.attempt_id
+
+
+@pytest.mark.requirement("LEASE-08")
+async def test_heartbeats_keep_to_the_policy_that_the_last_answer_named() -> None:
+    terms = LeaseTerms(
+        duration_seconds=1.0,
+        renewal_interval_seconds=INTERVAL_SECONDS,
+        clock_tolerance_seconds=0.0,
+        policy_version=2,
+    )
+    async with bench(interval_seconds=3600.0) as b:
+        await b.first_round()
+        b.coordinator.answer = lambda request: renewed(request).model_copy(update={"lease": terms})
+        short = lease(renewal_interval_seconds=INTERVAL_SECONDS)
+        b.renewer.hold(short)
+        await b.rounds(1)
+        b.renewer.let_go(short.attempt_id)
+        await b.rounds(3)

@@ -33,12 +33,11 @@ from tenure.coordinator.api.problems import problem_of
 from tenure.coordinator.api.reading import Query, read_items, read_model
 from tenure.coordinator.api.syntax import UUID_PATTERN, is_uuid
 from tenure.coordinator.core.commands import AttemptCommand
+from tenure.coordinator.core.decisions import Outcome
 from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.errors import InvalidRequest, RequestRefused
+from tenure.coordinator.policies import Policies
 from tenure.coordinator.store.reads import KnownIncarnation, Reads
-
-RENEWALS_PER_LEASE = 3
-"""A lease is renewed at a third of its duration, so that two renewals may be lost."""
 
 
 class Nothing(Frozen):
@@ -60,7 +59,7 @@ class Executors:
         admission: Admission,
         reads: Reads,
         declare_queue: Callable[[str], Awaitable[None]],
-        policy: LeasePolicy,
+        policies: Policies,
         name_prefix: str,
         payload_limit_bytes: int,
     ) -> None:
@@ -68,7 +67,7 @@ class Executors:
         self._admission = admission
         self._reads = reads
         self._declare_queue = declare_queue
-        self._terms = _terms(policy)
+        self._policies = policies
         self._name_prefix = name_prefix
         self._payload_limit_bytes = payload_limit_bytes
 
@@ -98,7 +97,7 @@ class Executors:
                 incarnation=incarnation,
                 queue=queue,
                 events_exchange=events_exchange(self._name_prefix),
-                lease=self._terms,
+                lease=_terms(self._policies.in_force),
             )
         )
 
@@ -137,11 +136,19 @@ class Executors:
         if commands:
             outcomes = await self._admission.report(list(commands.values()))
             for index, outcome in zip(commands, outcomes, strict=True):
-                replies[index] = wire.report_reply(report_ids[index], outcome)
+                reply = wire.report_reply(report_ids[index], outcome)
+                replies[index] = await self._with_terms(reply, outcome)
         return Answer(
             ReportReplies(replies=tuple(replies[index] for index in range(number))),
             exclude_none=True,
         )
+
+    async def _with_terms(self, reply: ReportReply, outcome: Outcome) -> ReportReply:
+        """The terms that the lease was granted under, where the reply speaks of a lease."""
+        if outcome.reply is None or outcome.reply.policy_version is None:
+            return reply
+        policy = await self._policies.of_version(outcome.reply.policy_version)
+        return reply.model_copy(update={"lease": _terms(policy)})
 
     async def renew(self, call: Call) -> Answer:
         """Renewals of a node's leases, and its heartbeat."""
@@ -165,6 +172,7 @@ class Executors:
         return Answer(
             RenewalReplies(
                 node_state=known.state,
+                lease=_terms(self._policies.in_force),
                 replies=tuple(
                     wire.renewal_reply(lease.attempt_id, outcome)
                     for lease, outcome in zip(request.leases, outcomes, strict=True)
@@ -209,10 +217,9 @@ class Executors:
 
 
 def _terms(policy: LeasePolicy) -> LeaseTerms:
-    duration = policy.lease_microseconds / 1_000_000
     return LeaseTerms(
-        duration_seconds=duration,
-        renewal_interval_seconds=duration / RENEWALS_PER_LEASE,
+        duration_seconds=policy.lease_microseconds / 1_000_000,
+        renewal_interval_seconds=policy.renewal_interval_microseconds / 1_000_000,
         clock_tolerance_seconds=policy.clock_tolerance_microseconds / 1_000_000,
         policy_version=policy.version,
     )

@@ -55,6 +55,8 @@ from tenure.coordinator.api.endpoint import (
 )
 from tenure.coordinator.api.executors import Executors, IncarnationQuery, Nothing
 from tenure.coordinator.api.gate import Gate
+from tenure.coordinator.api.lease_routes import lease_endpoints
+from tenure.coordinator.api.leases import Leases
 from tenure.coordinator.api.openapi import PAGES, document
 from tenure.coordinator.api.operators import IntakeQuery, Operators
 from tenure.coordinator.api.problems import response_of
@@ -83,6 +85,7 @@ class Handlers:
     applications: Applications
     executors: Executors
     operators: Operators
+    leases: Leases
     healthz: Plain
     readyz: Plain
     metrics: Plain
@@ -319,6 +322,7 @@ def endpoints(
             gate=executor_gate,
             codes=(Code.UNKNOWN_NODE, Code.NODE_GONE),
         ),
+        *lease_endpoints(handlers.leases, application_gate),
     )
 
 

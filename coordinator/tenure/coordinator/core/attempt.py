@@ -233,6 +233,7 @@ def _reply(task: TaskRow, attempt: AttemptRow, state: AttemptState, task_state: 
         task_state=task_state,
         attempt_state=state,
         expires_at=attempt.expires_at,
+        policy_version=attempt.policy_version,
         cancel_requested=task.cancel_requested_at is not None,
         state_version=task.version,
         generation=task.generation,

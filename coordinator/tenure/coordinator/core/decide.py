@@ -1,5 +1,6 @@
 """The one entry: a command and what was loaded, in; a decision, out. Pure."""
 
+from dataclasses import replace
 from typing import assert_never
 
 from tenure.contract.codes import Code
@@ -23,7 +24,7 @@ from tenure.coordinator.core.commands import (
     Take,
     TakeIn,
 )
-from tenure.coordinator.core.decisions import Answered, Decision, Refused
+from tenure.coordinator.core.decisions import Accepted, Answered, Decision, Refused, TaskChanged
 from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot
 
 EVENTS_PER_COMMAND = 2
@@ -53,6 +54,19 @@ def decide(
         )
     decided = (row.decided_at for row in (snapshot.task, snapshot.attempt) if row is not None)
     now = max((now, *decided))
+    decision = _decide(command, snapshot, now, minted, policy)
+    if isinstance(decision, Accepted) and any(
+        isinstance(write, TaskChanged) and write.delay is not None for write in decision.writes
+    ):
+        # The pause was drawn by the policy's terms, so these have to be in force still.
+        reads = replace(decision.reads, policy_version=policy.version)
+        return replace(decision, reads=reads)
+    return decision
+
+
+def _decide(
+    command: AnyCommand, snapshot: Snapshot, now: int, minted: Minted, policy: LeasePolicy
+) -> Decision:
     match command:
         case Submit():
             return task.submit(command, snapshot, now, minted)

@@ -45,6 +45,7 @@ class Reads:
     deadline_passed: bool = False
     seen_within: int | None = None  # the incarnation was heard of within these microseconds
     intake_id: int | None = None  # the row still waits
+    policy_version: int | None = None  # the policy in force
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +230,7 @@ class Reply:
     task_state: TaskState | None = None
     attempt_state: AttemptState | None = None
     expires_at: int | None = None
+    policy_version: int | None = None  # that the lease was granted under, with ``expires_at``
     cancel_requested: bool = False
     receipt_id: str | None = None
     state_version: int | None = None

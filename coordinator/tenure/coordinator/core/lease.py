@@ -102,6 +102,7 @@ def allocate(
             not_before_passed=True,
             deadline_open=True,
             seen_within=policy.node_silence_microseconds,
+            policy_version=policy.version,
         ),
         reply=Reply(
             "applied",
@@ -135,6 +136,7 @@ def renew(command: Renew, snapshot: Snapshot, now: int) -> Decision:
             attempt_state=attempt.state,
             # Judged from ``now`` as loaded: the commit's is later, so this is never too long.
             expires_at=max(expires_at, attempt.expires_at),
+            policy_version=attempt.policy_version,
             cancel_requested=task.cancel_requested_at is not None,
         ),
         writes=(LeaseRenewed(attempt.attempt_id, command.actor),),

@@ -65,6 +65,7 @@ class AttemptRow:
     incarnation: IncarnationId
     lease_id: LeaseId
     fencing_token: FencingToken
+    policy_version: int
     lease_microseconds: int
     expires_at: int
     decided_at: int

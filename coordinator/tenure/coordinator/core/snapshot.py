@@ -45,14 +45,26 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class LeasePolicy:
-    """Versioned terms of leases and retries; a lease records the version it was granted under."""
+    """Versioned terms of leases and retries; a lease records the version it was granted under
+    (LEASE-08). Durations in microseconds."""
 
     version: int = 1
     lease_microseconds: int = 30_000_000
+    renewal_margin_microseconds: int | None = None
+    """What is left of a lease when it is renewed, at the latest; None: two thirds of it, so that
+    two renewals may be lost."""
     clock_tolerance_microseconds: int = 1_000_000
     node_silence_microseconds: int = 30_000_000
     retry_base_microseconds: int = 1_000_000
     retry_cap_microseconds: int = 300_000_000
+
+    @property
+    def renewal_interval_microseconds(self) -> int:
+        """How often a lease is renewed, and a heartbeat sent."""
+        margin = self.renewal_margin_microseconds
+        return self.lease_microseconds - (
+            self.lease_microseconds * 2 // 3 if margin is None else margin
+        )
 
 
 @dataclass(frozen=True, slots=True)

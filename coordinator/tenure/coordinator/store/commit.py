@@ -208,6 +208,7 @@ class _Batch:
                 optional_datetime(new_deadline),
                 reads.seen_within,
                 reads.intake_id,
+                reads.policy_version,
             )
         )
 

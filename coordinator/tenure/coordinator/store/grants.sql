@@ -11,7 +11,8 @@ grant usage on schema tenure to :"coordinator", :"relay";
 grant select on
     tenure.schema_migrations, tenure.authority, tenure.commands, tenure.task_types, tenure.tasks,
     tenure.task_inputs, tenure.attempts, tenure.reservations, tenure.nodes, tenure.incarnations,
-    tenure.receipts, tenure.renewals, tenure.intake, tenure.log, tenure.log_default,
+    tenure.receipts, tenure.renewals, tenure.policies, tenure.intake, tenure.log,
+    tenure.log_default,
     tenure.relay_shards
 to :"coordinator";
 grant select on
@@ -23,6 +24,8 @@ grant execute on function
     tenure.confirmed_epoch(),
     tenure.redispatch(uuid[], interval),
     tenure.retry_intake(text, text, text, integer),
+    tenure.set_policy(
+        integer, bigint, bigint, bigint, bigint, bigint, bigint, text, text),
     tenure.commit_batch(
         tenure.commit_item[], tenure.task_insert[], tenure.task_update[], tenure.attempt_insert[],
         tenure.attempt_update[], tenure.lease_renewal[], tenure.receipt_insert[],

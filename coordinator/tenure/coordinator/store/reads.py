@@ -38,7 +38,9 @@ from tenure.contract.tasks import (
     TaskView,
     TimelineEntry,
 )
+from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.store import named_queries
+from tenure.coordinator.store.policies import StoredPolicy, set_policy_arguments, stored_policy
 from tenure.coordinator.store.reading import Reader
 
 MAX_NODES: Final = 10_000
@@ -51,6 +53,7 @@ _TASKS: Final = named_queries.load("tasks.sql")
 _NODES: Final = named_queries.load("nodes.sql")
 _INTAKE: Final = named_queries.load("intake.sql")
 _SYSTEM: Final = named_queries.load("system.sql")
+_POLICIES: Final = named_queries.load("policies.sql")
 _ATTEMPTS: Final = TypeAdapter(tuple[AttemptView, ...])
 _RECEIPTS: Final = TypeAdapter(tuple[ReceiptView, ...])
 _NUMBERS: Final = TypeAdapter(dict[str, int])
@@ -276,6 +279,20 @@ class Reads:
                 for row in rows
             ),
         )
+
+    async def policies(self, limit: int) -> tuple[StoredPolicy, ...]:
+        """Versions of the policy, newest first: the first is in force."""
+        rows = await self._reader.fetch(_POLICIES["history"], limit)
+        return tuple(stored_policy(row) for row in rows)
+
+    async def set_policy(
+        self, after: int, policy: LeasePolicy, *, set_by: str, reason: str
+    ) -> bool:
+        """As ``policies.set_policy``. A call that writes: repeated, it changes nothing more."""
+        (row,) = await self._reader.fetch(
+            _POLICIES["set_policy"], *set_policy_arguments(after, policy, set_by, reason)
+        )
+        return bool(row["set_policy"])
 
     async def authority_confirmed(self) -> bool:
         """Whether the running server is the one that this authority was opened on."""

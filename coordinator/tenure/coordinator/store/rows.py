@@ -101,6 +101,7 @@ def attempt_row(record: Record) -> AttemptRow | None:
         incarnation=IncarnationId(str(record["incarnation"])),
         lease_id=LeaseId(str(record["lease_id"])),
         fencing_token=FencingToken(record["fencing_token"]),
+        policy_version=record["policy_version"],
         lease_microseconds=record["lease_microseconds"],
         expires_at=to_microseconds(record["expires_at"]),
         decided_at=to_microseconds(record["attempt_decided_at"]),

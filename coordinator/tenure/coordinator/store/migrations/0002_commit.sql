@@ -31,7 +31,8 @@ create type commit_item as (
     deadline_passed boolean,
     new_deadline timestamptz,   -- of a task that the item creates
     seen_within bigint,         -- microseconds since the incarnation was last heard of
-    intake_id bigint            -- guard: the row still waits
+    intake_id bigint,           -- guard: the row still waits
+    policy_version integer      -- guard: the policy in force
 );
 create type task_insert as (
     item integer, task_id uuid, tenant text, type text, input json, priority smallint,
@@ -121,6 +122,7 @@ as $$
 declare
     v_epoch integer;
     v_repeats boolean;
+    v_policy integer;
     v_stored uuid[];
     v_expected integer;
     v_slots bigint[] := '{}';
@@ -175,6 +177,7 @@ begin
         decided := array_fill(clock, array[cardinality(p_items)]);
         return;
     end if;
+    select max(version) into v_policy from policies;
 
     select array_agg(g.outcome::smallint order by g.item), array_agg(g.at order by g.item)
     into outcomes, decided
@@ -199,6 +202,7 @@ begin
                     where e.attempt_id = i.attempt_id
                       and e.content_digest = i.content_digest) then 1
                 when i.intake_id is not null and q.state is distinct from 'waiting' then 1
+                when i.policy_version is not null and i.policy_version is distinct from v_policy then 1
                 -- Time bounds.
                 when i.lease_live and not coalesce(a.expires_at > m.at, false) then 1
                 when i.lease_over and not coalesce(a.expires_at <= m.at, false) then 1

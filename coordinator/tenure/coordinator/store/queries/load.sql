@@ -13,8 +13,8 @@ select
     t.max_attempts, t.cpu_millis, t.memory_bytes, t.cancel_requested_at, t.decided_at,
     a.attempt_id, a.task_id as attempt_task_id, a.tenant as attempt_tenant, a.ordinal,
     a.state as attempt_state, a.version as attempt_version, a.sequence as attempt_sequence,
-    a.node_id, a.incarnation, a.lease_id, a.fencing_token, a.lease_microseconds, a.expires_at,
-    a.decided_at as attempt_decided_at,
+    a.node_id, a.incarnation, a.lease_id, a.fencing_token, a.policy_version, a.lease_microseconds,
+    a.expires_at, a.decided_at as attempt_decided_at,
     e.receipt_id, e.admitted, e.code, e.admitted_at, e.state_version,
     e.generation as receipt_generation, e.content_digest,
     p.input

@@ -1,0 +1,101 @@
+"""What operators ask about authority: the policy of leases."""
+
+from dataclasses import replace
+from typing import Any, Final
+
+import structlog
+
+from tenure.contract.codec import check_value
+from tenure.contract.codes import Code
+from tenure.contract.operations import PolicyChange, PolicyHistory, PolicyView
+from tenure.coordinator.api.endpoint import Answer, Call
+from tenure.coordinator.api.reading import read_model
+from tenure.coordinator.core.policy import contradiction
+from tenure.coordinator.core.snapshot import LeasePolicy
+from tenure.coordinator.errors import InvalidRequest, RequestRefused
+from tenure.coordinator.policies import Policies
+from tenure.coordinator.store.policies import StoredPolicy
+from tenure.coordinator.store.reads import Reads
+
+log = structlog.get_logger()
+
+MAX_POLICIES: Final = 100
+_SECOND: Final = 1_000_000
+_DURATIONS: Final = (
+    "lease", "renewal_margin", "clock_tolerance", "node_silence", "retry_base", "retry_cap",
+)  # fmt: skip
+
+
+class Leases:
+    """Handlers of ``/v1/policies``."""
+
+    def __init__(self, reads: Reads, policies: Policies) -> None:
+        self._reads = reads
+        self._policies = policies
+
+    async def list_policies(self, _: Call) -> Answer:
+        """Every version of the policy, the one in force first."""
+        stored = await self._reads.policies(MAX_POLICIES)
+        return Answer(PolicyHistory(policies=tuple(_view(one) for one in stored)))
+
+    async def set_policy(self, call: Call) -> Answer:
+        """The next version, for what is granted from now on."""
+        change = read_model(await call.body(), PolicyChange)
+        check_value(change.reason, "reason")
+        by_version = {one.policy.version: one for one in await self._reads.policies(MAX_POLICIES)}
+        before = by_version.get(change.after_version)
+        if before is None:
+            raise _changed_meanwhile(change.after_version, max(by_version))
+        wanted = _changed(before.policy, change)
+        fault = contradiction(wanted)
+        if fault is not None:
+            raise InvalidRequest(f"These terms contradict each other: {fault}.")
+        done = await self._reads.set_policy(
+            change.after_version, wanted, set_by=call.identity.name, reason=change.reason
+        )
+        stored = await self._reads.policies(MAX_POLICIES)
+        if not done:
+            raise _changed_meanwhile(change.after_version, stored[0].policy.version)
+        await self._policies.refresh()
+        log.info(
+            "policy set", by=call.identity.name, policy_version=change.after_version + 1,
+            reason=change.reason,
+        )  # fmt: skip
+        (now,) = (one for one in stored if one.policy.version == change.after_version + 1)
+        return Answer(_view(now))
+
+
+def _changed(policy: LeasePolicy, change: PolicyChange) -> LeasePolicy:
+    """The policy after ``policy``, with what the request names."""
+    given: dict[str, Any] = {}
+    for name in _DURATIONS:
+        field = f"{name}_seconds"
+        if field not in change.model_fields_set:
+            continue
+        seconds = getattr(change, field)
+        if seconds is None and name != "renewal_margin":
+            raise InvalidRequest(f"{field}: null is no duration; leave it out to keep it.")
+        given[f"{name}_microseconds"] = None if seconds is None else round(seconds * _SECOND)
+    return replace(policy, version=policy.version + 1, **given)
+
+
+def _view(stored: StoredPolicy) -> PolicyView:
+    policy = stored.policy
+    durations: dict[str, Any] = {}
+    for name in _DURATIONS:
+        microseconds = getattr(policy, f"{name}_microseconds")
+        durations[f"{name}_seconds"] = None if microseconds is None else microseconds / _SECOND
+    return PolicyView(
+        version=policy.version,
+        set_by=stored.set_by,
+        reason=stored.reason,
+        set_at=stored.set_at,
+        **durations,
+    )
+
+
+def _changed_meanwhile(after: int, in_force: int) -> RequestRefused:
+    return RequestRefused(
+        Code.STALE_VERSION,
+        f"Policy {in_force} is in force, and not the {after} that this would change.",
+    )
