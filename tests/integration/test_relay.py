@@ -1,11 +1,13 @@
 """The relay between a real PostgreSQL and a real RabbitMQ, all servers well."""
 
+from dataclasses import replace
 from uuid import UUID
 
 import aio_pika
 import pytest
 
 from tenure.contract.events import CONTENT_TYPE
+from tenure.contract.topology import LOG_CHANNEL
 from tenure.relay.app import build
 from tenure.relay.config import load_settings
 from tenure.relay.core.outcome import Outcome
@@ -22,6 +24,7 @@ from tests.support.relays import (
     declare_queue,
     relaying,
 )
+from tests.support.services import POOLED
 from tests.support.sessions import session, until
 
 
@@ -226,6 +229,34 @@ async def test_a_body_of_several_frames_arrives_whole(
         async with relaying(database.relay_url, broker.url, broker.name_prefix):
             await consumer.has([row])
     consumer.assert_same_bytes([row])
+
+
+async def test_a_hint_lets_the_relay_look_and_without_one_it_looks_by_itself(
+    database: FreshDatabase, broker: BrokerSpace
+) -> None:
+    async with broker_channel(broker.url) as channel:
+        queue = await declare_queue(channel, f"{broker.name_prefix}.hinted")
+        consumer = await consume(channel, queue)
+        rows = rows_of([Stream() for _ in range(4)], 1, routing_key=queue)
+        async with relaying(database.relay_url, broker.url, broker.name_prefix) as parts:
+            await record(database, rows[:2])
+            await consumer.has(rows[:2])
+
+            async def listens() -> bool:
+                return parts.log.listens
+
+            if not POOLED:  # there nobody can listen, and it looks all the time
+                await until(listens)
+                parts.relay._pace = replace(parts.relay._pace, listening_poll_seconds=3600.0)
+
+                async def looks_no_more() -> bool:
+                    return parts.relay._look_at > parts.relay._clock() + 1800
+
+                await until(looks_no_more)
+            await record(database, rows[2:])
+            async with session(database.owner_url) as owner:
+                await owner.execute("select pg_notify($1, '')", LOG_CHANNEL)
+            await consumer.has(rows)
 
 
 async def test_an_idle_relay_asks_one_cheap_question(

@@ -15,6 +15,9 @@ DEFAULT_PREFIX: Final = "tenure"
 SHARD_COUNT: Final = 64
 """For ever: a cursor is a position per shard."""
 
+LOG_CHANNEL: Final = "tenure_log"
+"""Of PostgreSQL's notifications: the log has grown."""
+
 DELIVERY_LIMIT: Final = 20
 NODE_QUEUE_EXPIRES_SECONDS: Final = 24 * 3600
 """Safety net for queues of nodes that nobody retired; deletion is the coordinator's business."""

@@ -30,6 +30,7 @@ from tenure.coordinator.broker import Broker
 from tenure.coordinator.config import CoordinatorSettings
 from tenure.coordinator.errors import BrokerUnreachable, Unavailable
 from tenure.coordinator.health import Condition, Health
+from tenure.coordinator.hints import hints_over
 from tenure.coordinator.http_server import HttpServer, listen
 from tenure.coordinator.intake import Intake
 from tenure.coordinator.logs import configure
@@ -122,6 +123,9 @@ class Coordinator:
         )
         self._authority.on_commit(self._waiters.on_commit)
         self._authority.on_commit(self._broker.on_commit)
+        hints = hints_over(commits)
+        if not settings.pooled:  # nobody can listen through a pooler in transaction mode
+            self._authority.on_commit(hints.on_commit)
         self._scrape = Scrape(self.metrics, reads.figures)
         self._reconciler = Reconciler(commits)
         self._loops: dict[str, Loop] = {
@@ -141,6 +145,7 @@ class Coordinator:
         self._spawn("database watch", self._watch_database(node_reads))
         self._spawn("broker", self._broker.run())
         self._spawn("tail", self._waiters.run())
+        self._spawn("hints", hints.run())
         for name, loop in self._loops.items():
             self._spawn(name, self._once_usable(loop))
         self._spawn("http", self._http.run())

@@ -61,6 +61,7 @@ def build(settings: RelaySettings, faults: FaultPoints = NO_FAULTS) -> Parts:
         relay_id,
         settings.relay_claim_seconds,
         pooled=settings.pooled,
+        wake=wake,
     )
     publisher = Publisher(
         settings.broker_url_now,

@@ -15,6 +15,7 @@ from uuid import UUID
 
 import asyncpg
 
+from tenure.contract.topology import LOG_CHANNEL
 from tenure.relay.core.window import Cursor, Follow, Row, Want
 from tenure.relay.errors import LogNotMigrated, LogRefused, LogUnavailable, LogUntrusted
 from tenure.settings.addresses import Address, asked
@@ -61,7 +62,9 @@ class RelayLog:
     """Reads the log and holds claims as ``relay_id``. Every method raises LogUnavailable when the
     database does not answer; the caller repeats it later, which is safe for each of them.
 
-    ``pooled``: the database is reached through a pooler in transaction mode."""
+    ``pooled``: the database is reached through a pooler in transaction mode; nobody can listen
+    there. Else ``wake`` is set, and ``grown``, when somebody says that the log has grown.
+    """
 
     def __init__(
         self,
@@ -71,6 +74,7 @@ class RelayLog:
         command_timeout_seconds: float = 3.0,
         *,
         pooled: bool = False,
+        wake: asyncio.Event | None = None,
     ) -> None:
         self._url = url
         self._pooled = pooled
@@ -79,10 +83,33 @@ class RelayLog:
         self._timeout_seconds = command_timeout_seconds
         # Two, so that a scrape does not hold up the loop. No pool: between two statements it would
         # ask the server to reset a state that no statement here leaves behind.
-        self._line = _Line(self._connected)
+        self._line = _Line(self._listening)
         self._side_line = _Line(self._connected)
         self._queries = load_queries()
+        self._wake = wake
+        self.grown = False
         self.answers = 0  # how many questions the database has answered
+
+    @property
+    def listens(self) -> bool:
+        """Whether hints can arrive. Each answered question shows that the connection lives."""
+        return self._wake is not None and not self._pooled and self._line.connected
+
+    async def _listening(self) -> asyncpg.Connection:
+        connection = await self._connected()
+        if self._wake is not None and not self._pooled:
+            try:
+                await connection.add_listener(LOG_CHANNEL, self._on_hint)
+            except BaseException:
+                connection.terminate()
+                raise
+            self.grown = True  # what was said before is not known
+        return connection
+
+    def _on_hint(self, *_: object) -> None:
+        self.grown = True
+        if self._wake is not None:
+            self._wake.set()
 
     async def _connected(self) -> asyncpg.Connection:
         connection = await self._connect()
@@ -199,6 +226,11 @@ class _Line:
         self._connect = connect
         self._connection: asyncpg.Connection | None = None
         self._turn = asyncio.Lock()
+
+    @property
+    def connected(self) -> bool:
+        """Whether it is open, as far as is known."""
+        return self._connection is not None and not self._connection.is_closed()
 
     async def fetch(self, query: str, *arguments: Any) -> list[asyncpg.Record]:
         """Ask; one question at a time."""

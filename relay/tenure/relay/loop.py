@@ -42,6 +42,7 @@ class Pace:
     poll_seconds: float = 0.01  # while rows come
     idle_poll_seconds: float = 0.05
     idle_after_seconds: float = 5.0
+    listening_poll_seconds: float = 0.1  # while hints tell of new rows
     advance_seconds: float = 0.05
     drain_seconds: float = 5.0
 
@@ -291,7 +292,7 @@ class Relay:
             rows, end = await self._log.read(wanted)
             self._window.add(wanted, rows, end)
             found = len(rows)
-        if self._clock() >= self._look_at or self._cursors_are_due:
+        if self._log.grown or self._clock() >= self._look_at or self._cursors_are_due:
             found += await self._look()
         if found:
             self._last_rows = self._clock()
@@ -300,15 +301,20 @@ class Relay:
     async def _look(self) -> int:
         """Read what was appended since; how many rows."""
         rows: list[Row] = []
-        more = False
+        more = self._log.grown = False
         if asked := self._window.follow():
             rows, end = await self._log.follow(asked)
             more = self._window.followed(asked, rows, end)
-        now = self._clock()
-        idle = not rows and now - self._last_rows > self._pace.idle_after_seconds
-        pause = self._pace.idle_poll_seconds if idle else self._pace.poll_seconds
-        self._look_at = now if more else now + pause
+        self._look_at = self._clock()
+        if not more:
+            busy = bool(rows) or self._look_at - self._last_rows <= self._pace.idle_after_seconds
+            self._look_at += self._poll_seconds(busy=busy)
         return len(rows)
+
+    def _poll_seconds(self, *, busy: bool = False) -> float:
+        if self._log.listens:
+            return self._pace.listening_poll_seconds
+        return self._pace.poll_seconds if busy else self._pace.idle_poll_seconds
 
     @property
     def _cursors_are_due(self) -> bool:
@@ -343,7 +349,7 @@ class Relay:
             await asyncio.sleep(0)  # there is more to read: only let the connections work
             return
         ask_at = min(self._look_at, self._advance_at) if self._window.movable else self._look_at
-        until = min(now + self._pace.idle_poll_seconds, max(ask_at, self._database_at))
+        until = min(now + self._poll_seconds(), max(ask_at, self._database_at))
         retry = self._window.next_retry()
         if retry is not None and self._publisher.usable:
             until = min(until, retry / 1e6)
