@@ -2,7 +2,8 @@
 
 The pieces, each with servers of its own; ``--only`` runs some of them:
 
-end-to-end   tasks a second and processor time a task, beside FastStream, Dramatiq and Celery
+end-to-end   tasks a second and processor time a task, beside FastStream, Dramatiq, Celery,
+             Procrastinate and DBOS
 latency      from submission to handler at a steady rate, beside the same
 relay        confirmed publishes a second from a prepared log, beside a C client
 memory       of every process: idle, under full load, and of the relay with a large backlog

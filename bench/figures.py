@@ -30,11 +30,6 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     return [our / their for our, their in zip(ours, theirs, strict=True)]
 
 
-def best(rates: Mapping[str, Sequence[float]]) -> str:
-    """Whose median is the highest."""
-    return max(rates, key=lambda name: statistics.median(rates[name]))
-
-
 def spent_between(
     before: Mapping[str, float], after: Mapping[str, float], busy: float
 ) -> tuple[dict[str, float], float]:

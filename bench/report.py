@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from bench.end_to_end import Run
-from bench.figures import best, each, medians, ratios
+from bench.figures import each, medians, ratios
 from bench.latency import RATE, Latency
 from bench.memory import Held
 from bench.relay import C_CLIENT, RELAY, Drained
@@ -30,7 +30,6 @@ def end_to_end(runs: Sequence[Run]) -> str:
         lines += [
             f"- {peer}: {each(ratios(ours, theirs), '.2f')}" for peer, theirs in rates.items()
         ]
-        lines += [f"- the best of them is {best(rates)}"]
     lines += ["", *_costs("task", sides)]
     return "\n".join(lines)
 

@@ -18,7 +18,7 @@ from tenure.cli.local.stack import ExecutorSpec, Stack
 from tenure.client import AsyncClient
 
 TENURE: Final = "Tenure"
-PEERS: Final = ("faststream", "dramatiq", "celery")
+PEERS: Final = ("faststream", "dramatiq", "celery", "procrastinate", "dbos")
 BATCH: Final = 500
 SENDERS: Final = 2
 SLOTS: Final = 256

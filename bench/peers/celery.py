@@ -61,7 +61,7 @@ async def side(stack: Stack, directory: Path) -> AsyncIterator[Side]:
     arguments += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
     log = directory / "celery.log"
     try:
-        async with worker(arguments, broker_url=url, records=file, log=log) as pid:
+        async with worker(arguments, url=url, records=file, log=log) as pid:
             yield Side(
                 "Celery",
                 file,

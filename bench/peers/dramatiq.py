@@ -50,7 +50,7 @@ async def side(stack: Stack, directory: Path) -> AsyncIterator[Side]:
     arguments = ["dramatiq", "bench.peers.dramatiq", "--processes", "1", "--threads", str(THREADS)]
     log = directory / "dramatiq.log"
     try:
-        async with worker(arguments, broker_url=url, records=file, log=log) as pid:
+        async with worker(arguments, url=url, records=file, log=log) as pid:
             yield Side(
                 "Dramatiq",
                 file,

@@ -58,7 +58,7 @@ async def side(stack: Stack, directory: Path) -> AsyncIterator[Side]:
     await sender.start()
     arguments, log = ["bench.peers.faststream"], directory / "faststream.log"
     try:
-        async with worker(arguments, broker_url=url, records=file, log=log) as pid:
+        async with worker(arguments, url=url, records=file, log=log) as pid:
             yield Side(
                 "FastStream",
                 file,

@@ -12,20 +12,20 @@ from typing import Final
 from bench.records import FILE_VARIABLE
 from tenure.cli.local import processes
 
-URL_VARIABLE: Final = "BENCH_BROKER_URL"
+URL_VARIABLE: Final = "BENCH_URL"
 THREADS: Final = 8
 STOP_SECONDS: Final = 20.0
 
 
 @asynccontextmanager
 async def worker(
-    arguments: Sequence[str], *, broker_url: str, records: Path, log: Path
+    arguments: Sequence[str], *, url: str, records: Path, log: Path
 ) -> AsyncIterator[int]:
-    """The pid of a running ``python -m ...``; it gets SIGTERM at the end."""
+    """The pid of a running ``python -m ...``; it gets SIGTERM at the end. ``url``: its server's."""
     process = processes.spawn(
         [sys.executable, "-m", *arguments],
         log=log,
-        environment=dict(os.environ) | {URL_VARIABLE: broker_url, FILE_VARIABLE: str(records)},
+        environment=dict(os.environ) | {URL_VARIABLE: url, FILE_VARIABLE: str(records)},
         directory=Path.cwd(),
     )
     try:

@@ -33,10 +33,6 @@ def test_ratios_of_unequal_rounds_are_refused() -> None:
         figures.ratios([1.0], [1.0, 2.0])
 
 
-def test_the_best_has_the_highest_median() -> None:
-    assert figures.best({"spiky": [1.0, 1.0, 90.0], "steady": [5.0, 5.0, 5.0]}) == "steady"
-
-
 def test_what_nobody_measured_used_is_others() -> None:
     used, others = figures.spent_between({"a": 1.0, "b": 2.0}, {"a": 1.5, "b": 4.0}, 3.0)
     assert used == {"a": 0.5, "b": 2.0}
