@@ -1,7 +1,7 @@
 """Lanes over a real database: batches, isolation of what fails, repetition, limits, and the end."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -14,7 +14,7 @@ from tenure.contract.ids import NodeId, TaskId
 from tenure.coordinator import lanes
 from tenure.coordinator.core.commands import Accept, Deliver, Start
 from tenure.coordinator.core.decisions import Outcome
-from tenure.coordinator.core.rows import ResourceAmounts
+from tenure.coordinator.core.rows import ResourceAmounts, TaskRow
 from tenure.coordinator.errors import Overloaded, Unavailable
 from tests.support import steps
 from tests.support.authority import Bench, replica
@@ -344,3 +344,34 @@ async def test_many_that_nobody_can_take_keep_no_others_waiting(bench: Bench) ->
     task_id = await bench.submit(type="idle")
     held = await bench.assigned(task_id)
     assert held.node_id == NodeId("idle")
+
+
+async def test_the_scheduler_reads_no_more_tasks_than_there_are_free_slots(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.register(slots=3)
+    await bench.authority.submit([bench.submission() for _ in range(20)])
+    read: list[int] = []
+    allocate = bench.scheduler._allocate
+
+    async def noting(tasks: Sequence[TaskRow], *rest: Any) -> int:
+        read.append(len(tasks))
+        return await allocate(tasks, *rest)
+
+    monkeypatch.setattr(bench.scheduler, "_allocate", noting)
+    assert await bench.scheduler.step() == 3
+    assert read == [3]
+
+
+async def test_tasks_that_fit_nowhere_keep_nobody_waiting_who_fits(bench: Bench) -> None:
+    """What each of them needs is free somewhere, but never in one place."""
+    await bench.register("processors", slots=1, cpu_millis=4000, memory_bytes=10)
+    await bench.register("memory", slots=1, cpu_millis=10, memory_bytes=4000)
+    misfit = ResourceAmounts(cpu_millis=1000, memory_bytes=1000)
+    await bench.authority.submit(
+        [bench.submission(resources=misfit, priority=9) for _ in range(20)]
+    )
+    fitting = [await bench.submit() for _ in range(2)]
+    assert await bench.scheduler.step() == 0  # two free slots: it read two tasks
+    assert await bench.scheduler.step() == 2
+    assert None not in [await bench.holder(task_id) for task_id in fitting]

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
+from secrets import token_hex
 from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import quote
-from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
@@ -58,17 +58,23 @@ class Reply:
     status: int
     headers: Mapping[str, str]
     body: bytes
+    _read: dict[type[BaseModel], BaseModel] = field(default_factory=dict, repr=False, compare=False)
 
     def read(self, model: type[ModelT]) -> ModelT:
-        """The body as ``model``. Raises UnreadableReply."""
+        """The body as ``model``, which is made once. Raises UnreadableReply."""
+        known = self._read.get(model)
+        if isinstance(known, model):
+            return known
         try:
-            return model.model_validate_json(self.body)
+            made = model.model_validate_json(self.body)
         except ValidationError as error:
             raise UnreadableReply(
                 f"the answer is no {model.__name__} that this client knows"
                 f" ({error.error_count()} fields are wrong).",
                 next_step="Use a client of the server's release.",
             ) from error
+        self._read[model] = made
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +109,7 @@ def submission(type_name: str, value: Any, **settings: Any) -> TaskSubmission:
     Raises Refused and InvalidPayload for what the server would refuse anyway: an error that is
     found here names the same code.
     """
-    settings["idempotency_key"] = settings["idempotency_key"] or uuid4().hex
+    settings["idempotency_key"] = settings["idempotency_key"] or token_hex(16)
     encode_json(value, limit_bytes=_NO_LOCAL_LIMIT, what="the input")
     try:
         return TaskSubmission(type=type_name, input=value, **settings)

@@ -17,6 +17,7 @@ from tenure.contract.errors import InvalidPayload, UndecodableEvent
 from tenure.contract.events import SCHEMA_VERSION, Event
 
 MAX_DEPTH: Final = 64
+_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _UNSTAMPED_TIME: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -109,7 +110,7 @@ def encode_json(value: Any, *, limit_bytes: int, what: str) -> str:
 
 def canonical_text(value: Any) -> str:
     """One text for equal values, for fingerprints only (not RFC 8785)."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return _CANONICAL.encode(value)
 
 
 def _refuse_surrogates(body: bytes) -> None:

@@ -47,6 +47,7 @@ class Scheduler:
         self._pool = pool
         self._authority = authority
         self._due = asyncio.Event()
+        self._far = False  # whether the next look reads more tasks than there are free slots
         self.last_run_at: float | None = None
         authority.on_commit(self._wake)
 
@@ -73,20 +74,28 @@ class Scheduler:
             if not nodes:
                 return 0
             kinds = rooms(nodes)
+            free = sum(node.slots - node.slots_used for node in nodes)
+            limit = BATCH if self._far else min(BATCH, free)
             task_records = await connection.fetch(
                 _QUERIES["waiting_tasks"],
                 [kind.tenant for kind in kinds],
                 [kind.type for kind in kinds],
                 [kind.cpu_millis for kind in kinds],
                 [kind.memory_bytes for kind in kinds],
-                BATCH,
+                limit,
             )
+        self._far = False
         if not task_records or task_records[0]["epoch"] is None:
             return 0
         tasks = [row for row in map(task_row, task_records) if row is not None]
-        return await self._allocate(
+        allocated = await self._allocate(
             tasks, nodes, task_records[0]["epoch"], to_microseconds(task_records[0]["clock"])
         )
+        if allocated < len(tasks) == limit < BATCH:
+            # Some that were read found no place: others behind them may.
+            self._far = True
+            self._due.set()
+        return allocated
 
     async def _allocate(
         self, tasks: Sequence[TaskRow], nodes: Sequence[IncarnationRow], epoch: int, now: int
