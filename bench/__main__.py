@@ -36,10 +36,11 @@ async def _end_to_end(directory: Path, arguments: argparse.Namespace) -> Figures
 
 
 async def _latency(directory: Path, arguments: argparse.Namespace) -> Figures:
-    machine, found = await latency.measure(
+    machine, found, on_the_way = await latency.measure(
         directory, arguments.peers, arguments.seconds, arguments.rounds
     )
-    return machine, {"latencies": found}, report.latency(found)
+    table = f"{report.latency(found)}\n\n{report.stages(on_the_way)}"
+    return machine, {"latencies": found, "stages": on_the_way}, table
 
 
 async def _relay(directory: Path, arguments: argparse.Namespace) -> Figures:

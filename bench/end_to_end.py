@@ -21,7 +21,7 @@ from bench.figures import spent_between
 from bench.machine import all_cpu_seconds, busy_seconds, describe, own_cpu_seconds
 from bench.records import Reader
 from bench.sides import Side, all_handled
-from bench.stack import all_sides, say
+from bench.stack import all_sides, say, servers
 
 WARM_UP_TASKS: Final = 500
 
@@ -70,8 +70,8 @@ async def measure(
 ) -> tuple[str, list[Run]]:
     """The machine, and the runs of all rounds. Raises TimeoutError when a side does not finish."""
     runs: list[Run] = []
-    async with all_sides(directory, peers) as (servers, sides):
-        machine = describe(servers)
+    async with all_sides(directory, peers) as (stack, sides):
+        machine = describe(await servers(stack.connection().database_url))
         for side in sides:
             await throughput(side, min(tasks, WARM_UP_TASKS))
         for number in range(1, rounds + 1):

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from bench import stages
 from bench.figures import percentile, spent_between
 from bench.machine import all_cpu_seconds, busy_seconds, describe, own_cpu_seconds
 from bench.records import Reader
 from bench.sides import Side, all_handled
-from bench.stack import all_sides, say
+from bench.stack import all_sides, say, servers
 
 RATE: Final = 100
 WARM_UP_SECONDS: Final = 2.0
@@ -70,15 +71,18 @@ async def _awaited(what: Awaitable[object]) -> None:
 
 async def measure(
     directory: Path, peers: Sequence[str], seconds: float, rounds: int
-) -> tuple[str, list[Latency]]:
-    """The machine, and the latencies of all rounds. Raises TimeoutError."""
+) -> tuple[str, list[Latency], list[stages.Stage]]:
+    """The machine, the latencies of all rounds, and Tenure's stages. Raises TimeoutError."""
     found: list[Latency] = []
-    async with all_sides(directory, peers) as (servers, sides):
-        machine = describe(servers)
+    async with all_sides(directory, peers) as (stack, sides):
+        database_url = stack.connection().database_url
+        machine = describe(await servers(database_url))
         for side in sides:
             await latency(side, WARM_UP_SECONDS)
+        reader = Reader(sides[0].file)
         for number in range(1, rounds + 1):
             for side in sides:
                 found.append(await latency(side, seconds))
                 say("bench", f"round {number}: {found[-1]}")
-    return machine, found
+        on_the_way = await stages.measure(database_url, reader.records())
+    return machine, found, on_the_way

@@ -8,6 +8,7 @@ from bench.latency import RATE, Latency
 from bench.memory import Held
 from bench.relay import C_CLIENT, RELAY, Drained
 from bench.stack import TENURE
+from bench.stages import Stage
 
 
 def end_to_end(runs: Sequence[Run]) -> str:
@@ -50,6 +51,13 @@ def latency(found: Sequence[Latency]) -> str:
             each([one.other_cores for one in own], ".2f"),
         ]
         lines.append(f"| {side} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def stages(on_the_way: Sequence[Stage]) -> str:
+    """Where the time of Tenure goes, over all rounds."""
+    lines = ["| stage of a task in Tenure | p50 ms | p95 |", "|---|---|---|"]
+    lines += [f"| {one.name} | {one.p50:.1f} | {one.p95:.1f} |" for one in on_the_way]
     return "\n".join(lines)
 
 

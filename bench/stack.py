@@ -46,19 +46,21 @@ async def tenure_stack(directory: Path) -> AsyncIterator[tuple[Stack, Side]]:
 
 
 @asynccontextmanager
-async def all_sides(directory: Path, peers: Sequence[str]) -> AsyncIterator[tuple[str, list[Side]]]:
-    """Tenure first, then the peers, all running; with them the names of the servers."""
+async def all_sides(
+    directory: Path, peers: Sequence[str]
+) -> AsyncIterator[tuple[Stack, list[Side]]]:
+    """Tenure first, then the peers, all running on the servers of one stack."""
     async with tenure_stack(directory) as (stack, ours), AsyncExitStack() as others:
         sides = [ours]
         for name in peers:
             # Only what is asked for: each is a package that need not be there.
             peer: Peer = import_module(f"bench.peers.{name}").side
             sides.append(await others.enter_async_context(peer(stack, directory)))
-        yield await servers(stack.connection().database_url), sides
+        yield stack, sides
 
 
 async def servers(database_url: str) -> str:
-    """The database server by name and version."""
+    """The database server by name and version, for the line about the machine."""
     database = await asyncpg.connect(database_url, ssl=False)
     try:
         return f"PostgreSQL {await database.fetchval('show server_version')}"
