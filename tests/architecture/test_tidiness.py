@@ -124,4 +124,5 @@ def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
 
 def test_each_decision_has_a_number_of_its_own() -> None:
     numbers = [path.name[:4] for path in tracked_files() if path.parent.name == "decisions"]
-    assert sorted(numbers) == [f"{number:04}" for number in range(1, len(numbers) + 1)]
+    assert len(numbers) >= 16
+    assert sorted(numbers) == sorted(set(numbers))

@@ -293,6 +293,8 @@ async def test_no_report_takes_the_command_of_an_applications_key(
     await api.register()
     api.executor = api.callers[squatter]
     api.application = api.callers["shop" if squatter == "fleet" else "other"]
+    if squatter == "theirs":
+        await api.unrestrict("other")
     incarnation = await api.register(node_id="node-2", types=("decoy",))
     assignment = await api.assigned(incarnation, await api.submit(type="decoy"), "node-2")
     chosen = derived_id(TenantId("default"), "submit", "order-1")

@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from tenure.coordinator.store.commit import ItemOutcome
-from tests.support import attacks, intake_attacks, steps
+from tests.support import attacks, intake_attacks, scheduling_attacks, steps
 from tests.support.attacks import APPLIED, Attack, Ground
 from tests.support.authority import replica
 from tests.support.isolation import FreshDatabase, empty_state
@@ -60,6 +60,10 @@ LOCKS = {
     "nodes": """order by n.tenant, n.node_id
         for no key update of n;""",
     "incarnations": """order by n.incarnation
+    for no key update;""",
+    "tenants": """order by e.tenant
+        for key share;""",
+    "accounts": """order by c.tenant
     for no key update;""",
     "intake": """order by q.intake_id
         for no key update;""",
@@ -135,6 +139,16 @@ GUARDS = [
     Guard("deadline passed", attacks.an_expiry_before_the_deadline, "i.deadline_passed"),
     Guard("deadline of a new task", attacks.a_submission_after_its_deadline, "i.new_deadline"),
     Guard("heartbeat", attacks.an_allocation_to_a_silent_node, "i.seen_within"),
+    Guard("tenant version", scheduling_attacks.a_tenant_suspended_meanwhile,
+          "e.version is distinct from i.tenant_version"),
+    Guard("tenant lock", scheduling_attacks.a_tenant_suspended_at_once, LOCKS["tenants"], ";"),
+    Guard("budget", scheduling_attacks.more_budget_than_there_is,
+          "(r.cost_minor = 0 or r.budget_unlimited or coalesce(r.budget_left\n                >="
+          " coalesce((v_held ->> r.tenant)::bigint, 0) + r.cost_minor, false))", "true"),
+    Guard("running sum of the budget", scheduling_attacks.more_budget_than_there_is,
+          "if r.cost_minor > 0 then", "if false then"),
+    Guard("account lock", scheduling_attacks.more_budget_than_there_is_at_once,
+          LOCKS["accounts"], ";"),
     Guard("slots", attacks.more_slots_than_there_are,
           "r.slots_free >= coalesce(v_slots[r.k], 0) + r.slots", "true",
           without=asyncpg.CheckViolationError,

@@ -31,22 +31,22 @@ from tenure.coordinator.core.commands import (
     Cancel,
     ConfirmCancel,
     Deliver,
+    Executable,
     Expire,
     Fail,
     Register,
     Renew,
     Submit,
     Take,
-    TaskTypeDeclared,
 )
 from tenure.coordinator.core.decisions import Outcome
-from tenure.coordinator.core.rows import ResourceAmounts
 from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.scheduler import Scheduler
 from tenure.coordinator.store.postgres import open_pool
 from tests.support import services
 from tests.support.isolation import FreshDatabase
 from tests.support.pgbouncer import routed
+from tests.support.rows import declared
 
 TENANT = TenantId("default")
 
@@ -112,6 +112,9 @@ class Bench:
         cpu_millis: int | None = None,
         memory_bytes: int | None = None,
         incarnation: str | None = None,
+        facts: dict[str, Any] | None = None,
+        executable: Executable | None = None,
+        **profile: Any,
     ) -> Register:
         identity = IncarnationId(incarnation or str(uuid4()))
         return Register(
@@ -127,10 +130,9 @@ class Bench:
             slots=slots,
             cpu_millis=cpu_millis,
             memory_bytes=memory_bytes,
-            task_types=tuple(
-                TaskTypeDeclared(name, effects, max_attempts, ResourceAmounts(), None, None)
-                for name in types
-            ),
+            task_types=tuple(declared(name, effects, max_attempts, **profile) for name in types),
+            facts_text=json.dumps(facts or {}),
+            executable=executable,
         )
 
     async def register(self, node_id: str = "node-1", **more: Any) -> IncarnationId:

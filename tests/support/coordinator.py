@@ -107,6 +107,14 @@ class Fleet:
         assert reply.status_code == 200, reply.text
         return str(body["incarnation"])
 
+    async def unrestrict(self, tenant: str) -> None:
+        """State that a tenant has no limits."""
+        anything = {name: ["*"] for name in ("node_pools", "locations", "networks")}
+        reply = await self.operator.http.patch(
+            f"/v1/tenants/{tenant}", json=anything | {"budget_unlimited": True}
+        )
+        assert reply.status_code == 200, reply.text
+
     async def submit(self, **values: Any) -> str:
         """A task; its id."""
         reply = await self.application.post("/v1/tasks", {"type": "sha256"} | values)

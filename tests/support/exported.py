@@ -18,7 +18,7 @@ from unittest.mock import Mock
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
-from tenure.contract import reports, tasks
+from tenure.contract import reports, scheduling, tasks
 from tenure.contract.events import Event
 from tenure.coordinator.api import openapi
 from tenure.coordinator.api.endpoint import Endpoint
@@ -34,7 +34,9 @@ SETTINGS = REPOSITORY / "docs" / "settings.md"
 
 def table() -> tuple[Endpoint, ...]:
     """Every endpoint of the coordinator, without anything behind it."""
-    handlers = cast(Handlers, Mock(spec=["applications", "executors", "operators", "leases"]))
+    handlers = cast(
+        Handlers, Mock(spec=["applications", "executors", "operators", "leases", "scheduling"])
+    )
     gate = cast(Gate, Mock())
     return endpoints(handlers, application_gate=gate, executor_gate=gate)
 
@@ -43,7 +45,7 @@ def http_models() -> list[type[BaseModel]]:
     """Public models of requests and replies, by name."""
     found = {
         model.__name__: model
-        for module in (tasks, reports)
+        for module in (tasks, reports, scheduling)
         for model in vars(module).values()
         if isinstance(model, type)
         and issubclass(model, reports.Frozen)

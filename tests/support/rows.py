@@ -1,6 +1,8 @@
 """Rows as a decision finds them, without a database: a task, its attempt, a node."""
 
+import json
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 from tenure.contract.ids import (
@@ -24,6 +26,23 @@ TENANT = TenantId("default")
 POLICY = LeasePolicy()
 MINTED = Minted((EventId("event-1"), EventId("event-2")), 0.5)
 
+PROFILE = rows.ProfileRow(
+    digest="aa" * 32,
+    type="sha256",
+    effects=Effects.IDEMPOTENT,
+    max_attempts=3,
+    resources=rows.ResourceAmounts(cpu_millis=100, memory_bytes=100),
+)
+UNLIMITED = rows.TenantRow(
+    tenant=TENANT,
+    version=11,
+    authorized=True,
+    node_pools=frozenset({rows.ANY}),
+    locations=frozenset({rows.ANY}),
+    networks=frozenset({rows.ANY}),
+    budget_unlimited=True,
+)
+TENANTS = {TENANT: UNLIMITED}
 TASK = rows.TaskRow(
     task_id=TaskId("task"),
     tenant=TENANT,
@@ -42,6 +61,7 @@ TASK = rows.TaskRow(
     resources=rows.ResourceAmounts(cpu_millis=100, memory_bytes=100),
     cancel_requested_at=None,
     decided_at=NOW - SECOND,
+    profile=PROFILE,
 )
 ATTEMPT = rows.AttemptRow(
     attempt_id=AttemptId("attempt"),
@@ -75,6 +95,7 @@ NODE = rows.IncarnationRow(
     memory_used=0,
     task_types=frozenset({"sha256"}),
     last_seen_at=NOW,
+    profiles=(rows.RunProfile("sha256", PROFILE.digest, Effects.IDEMPOTENT),),
 )
 COMMON: dict[str, Any] = {
     "command_id": CommandId("command"),
@@ -119,4 +140,29 @@ def with_attempt(state: AttemptState, *, task: rows.TaskRow = TASK, **changes: A
 def waiting(**changes: Any) -> Snapshot:
     """A task that nobody has, and a node."""
     task = replace(TASK, current_attempt_id=None, **changes)
-    return Snapshot(epoch=1, task=task, incarnation=NODE)
+    return Snapshot(epoch=1, task=task, tenant=UNLIMITED, incarnation=NODE)
+
+
+def declared(
+    name: str,
+    effects: Effects = Effects.IDEMPOTENT,
+    max_attempts: int = 5,
+    resources: rows.ResourceAmounts = rows.ResourceAmounts(),  # noqa: B008 - immutable
+    **profile: Any,
+) -> commands.TaskTypeDeclared:
+    """A task type as an executor declares it; ``profile`` are further fields of its profile."""
+    text = repr((name, effects, max_attempts, resources, sorted(profile.items())))
+    return commands.TaskTypeDeclared(
+        name=name,
+        profile=rows.ProfileRow(
+            digest=sha256(text.encode()).hexdigest(),
+            type=name,
+            effects=effects,
+            max_attempts=max_attempts,
+            resources=resources,
+            **profile,
+        ),
+        profile_text=json.dumps(text),
+        input_schema=None,
+        output_schema=None,
+    )

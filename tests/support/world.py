@@ -30,6 +30,7 @@ from tenure.coordinator.core.commands import AnyCommand
 from tenure.coordinator.core.decide import EVENTS_PER_COMMAND
 from tenure.coordinator.core.rows import ResourceAmounts
 from tenure.coordinator.core.snapshot import Minted
+from tests.support.rows import declared
 
 TYPE = "sha256"
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -126,6 +127,16 @@ class World:
             case _:
                 return await self._report(op, common, task_id)
 
+    async def open_account(self, budget_minor: int) -> None:
+        """Let the tenant have tasks, as far as the budget reaches."""
+        await self._read.execute(
+            "insert into tenure.tenants (tenant, node_pools, locations, networks, budget_minor,"
+            " currency, changed_by) values ($1, '{*}', '{*}', '{*}', $2, 'EUR', 'tests')",
+            self.tenant,
+            budget_minor,
+        )
+        await self._read.execute("insert into tenure.accounts (tenant) values ($1)", self.tenant)
+
     async def endings(self) -> list[tuple[str, AnyCommand]]:
         """For every task that has not ended a cancellation, with a name."""
         rows = await self._read.fetch(
@@ -153,13 +164,11 @@ class World:
     def _registration(
         self, common: dict[str, Any], node_id: NodeId, incarnation: IncarnationId, op: Op
     ) -> commands.Register:
-        declared = commands.TaskTypeDeclared(
-            TYPE, Effects.UNGUARDED, 2, ResourceAmounts(), None, None
-        )
+        runs = declared(TYPE, Effects.UNGUARDED, 2, cost_minor=3)
         return commands.Register(
             **common, node_id=node_id, incarnation=incarnation, queue="q", software="s",
             protocol_version=1, slots=3 - op.node, cpu_millis=None if op.node else 1000,
-            memory_bytes=op.content + 2, task_types=(declared,),
+            memory_bytes=op.content + 2, task_types=(runs,),
         )  # fmt: skip
 
     async def _report(self, op: Op, common: dict[str, Any], task_id: TaskId) -> AnyCommand | None:
@@ -224,7 +233,7 @@ class World:
         """All rows of the tenant as text, with names for ids and no instants."""
         tables = (
             "commands", "tasks", "attempts", "reservations", "nodes", "incarnations", "receipts",
-            "renewals",
+            "renewals", "accounts",
         )  # fmt: skip
         dumped = {}
         for table in tables:
@@ -276,6 +285,18 @@ class World:
             self.tenant,
         )
         assert [dict(row) for row in unbalanced] == []
+        account = await self._read.fetchrow(
+            """
+            select c.held_minor, c.spent_minor, e.budget_minor,
+                (select coalesce(sum(r.cost_minor), 0) from tenure.reservations r
+                 where r.tenant = $1) as reserved
+            from tenure.accounts c join tenure.tenants e using (tenant) where c.tenant = $1
+            """,
+            self.tenant,
+        )
+        assert account is not None
+        assert account["held_minor"] == account["reserved"]
+        assert account["held_minor"] + account["spent_minor"] <= account["budget_minor"]
         holes = await self._read.fetch(
             """
             select entity_type, entity_id, array_agg(sequence order by position)

@@ -1,14 +1,113 @@
 """``tenure node …``."""
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from tenure.cli.connection import open_client
-from tenure.cli.output import Output, ago, print_json, print_table
+from tenure.cli.exits import UsageError
+from tenure.cli.output import Output, ago, print_fields, print_json, print_table
+from tenure.contract.quantities import cpu_text, memory_text
+from tenure.contract.scheduling import NodeDetail, NodeFactsChange
 
-app = App(name="node", help="See the executors' processes.")
+app = App(name="node", help="See the executors' processes, and state facts about them.")
+
+
+@app.command
+def show(node_id: str, /, *, output: Output = "table") -> None:
+    """Show one node: what it offers, and what is stated about it."""
+
+    async def read() -> Any:
+        async with open_client() as client:
+            return await client.node(node_id)
+
+    _print(asyncio.run(read()), output)
+
+
+@app.command(name="set")
+def set_facts(
+    node_id: str,
+    /,
+    *,
+    pool: Annotated[str | None, Parameter(help="The pool that it belongs to.")] = None,
+    location: Annotated[str | None, Parameter(help="Where data on it is.")] = None,
+    zone: Annotated[str | None, Parameter(help="What fails together with it.")] = None,
+    networks: Annotated[str | None, Parameter(help="What it reaches, like internet,db.")] = None,
+    label: Annotated[
+        tuple[str, ...], Parameter(negative="", help="NAME=VALUE, or NAME to take it back.")
+    ] = (),
+    unset: Annotated[
+        tuple[Literal["pool", "location", "zone", "networks"], ...],
+        Parameter(negative="", help="Take a word back: what the node states itself counts."),
+    ] = (),
+    output: Output = "table",
+) -> None:
+    """State facts about a node, before what it states itself. What is not named stays.
+
+    The node need not have registered yet.
+    """
+    change: dict[str, Any] = dict.fromkeys(unset)
+    given = {"pool": pool, "location": location, "zone": zone}
+    change |= {name: word for name, word in given.items() if word is not None}
+    if networks is not None:
+        change["networks"] = tuple(word.strip() for word in networks.split(",") if word.strip())
+    if label:
+        pairs = (one.partition("=") for one in label)
+        change["labels"] = {name: value if equals else None for name, equals, value in pairs}
+    try:
+        request = NodeFactsChange(**change)
+    except ValueError as error:
+        raise UsageError("a name is of letters, digits, '.', '_', '/' and '-'.") from error
+
+    async def ask() -> Any:
+        async with open_client() as client:
+            return await client.set_node_facts(node_id, request)
+
+    _print(asyncio.run(ask()), output)
+
+
+def _print(detail: NodeDetail, output: str) -> None:
+    if output == "json":
+        print_json(detail)
+        return
+    current = detail.current
+    facts = detail.stated if current is None else current.facts
+    labels = ", ".join(f"{name}={value}" for name, value in sorted(facts.labels.items()))
+    print_fields(
+        [
+            ("node", detail.node_id),
+            ("state", "not registered" if current is None else current.state),
+            ("pool", facts.pool),
+            ("location", facts.location),
+            ("zone", facts.zone),
+            ("networks", facts.networks),
+            ("labels", labels),
+            ("by operators", detail.stated.model_dump_json(exclude_defaults=True)),
+        ]
+    )
+    if current is None:
+        return
+    program = current.executable
+    offered, used = current.resources, current.resources_used
+    print_fields(
+        [
+            ("incarnation", current.incarnation),
+            ("software", current.software),
+            ("executable", program and f"{program.name} {program.version} {program.digest}"),
+            ("withdrawn", "yes: it is given nothing" if program and program.withdrawn else None),
+            ("slots", f"{current.slots_used} of {current.slots}"),
+            ("cpu", offered and f"{cpu_text(used.cpu_millis)} of {cpu_text(offered.cpu_millis)}"),
+            (
+                "memory",
+                offered
+                and f"{memory_text(used.memory_bytes)} of {memory_text(offered.memory_bytes)}",
+            ),
+            ("last seen", ago(current.last_seen_at)),
+        ]
+    )
+    print()
+    print_table(["task type", "profile"], sorted(current.profiles.items()))
 
 
 @app.command(name="list")

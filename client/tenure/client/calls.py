@@ -21,6 +21,7 @@ from pydantic_core import to_json
 from tenure.client.errors import ClientError, Refused, ResultTimeout, Unreachable, UnreadableReply
 from tenure.contract.codec import encode_json
 from tenure.contract.codes import Code
+from tenure.contract.scheduling import Why
 from tenure.contract.states import TaskState
 from tenure.contract.tasks import (
     IDEMPOTENCY_KEY_HEADER,
@@ -244,6 +245,11 @@ def view(task_id: str) -> Plan[TaskView]:
     return (yield Call("GET", _task_path(task_id))).read(TaskView)
 
 
+def why(task_id: str) -> Plan[Why]:
+    """Why a task is where it is."""
+    return (yield Call("GET", _task_path(task_id, "/why"))).read(Why)
+
+
 def cancel(task_id: str) -> Plan[CancelReply]:
     """Ask for the cancellation of a task."""
     return (yield Call("POST", _task_path(task_id, "/cancel"))).read(CancelReply)
@@ -295,6 +301,22 @@ def retry_intake(*, code: str | None = None, type_name: str | None = None) -> Pl
     given = {"code": code, "type": type_name}
     body = {name: value for name, value in given.items() if value is not None}
     return (yield Call("POST", "/v1/intake/retry", body=to_json(body))).read(IntakeRetried)
+
+
+def tenant_path(tenant: str) -> str:
+    """Where a tenant is. The name is one segment, whatever the caller passed."""
+    return f"/v1/tenants/{quote(tenant, safe='')}"
+
+
+def node_path(node_id: str, rest: str = "") -> str:
+    """Where a node is."""
+    return f"/v1/nodes/{quote(node_id, safe='')}{rest}"
+
+
+def change(path: str, body: BaseModel, reply: type[ModelT]) -> Plan[ModelT]:
+    """State what was set in ``body`` and nothing else. Saying it again changes nothing more."""
+    text = body.model_dump_json(exclude_unset=True)
+    return (yield Call("PATCH", path, body=text.encode())).read(reply)
 
 
 def _text(number: int | None) -> str | None:

@@ -17,6 +17,7 @@ from tenure.client.errors import (
     UnreadableReply,
 )
 from tenure.client.http import AsyncHttp, Http
+from tenure.contract.scheduling import Why
 from tenure.contract.states import TaskState
 from tenure.contract.tasks import CancelReply, Submitted, TaskResult, TaskView
 
@@ -87,6 +88,13 @@ class TaskHandle(_Handle[OutputT]):
         """
         return self._http.run(calls.view(self.task_id))
 
+    def why(self) -> Why:
+        """Why the task is not running: what each filter says of each node, and its turn.
+
+        Raises Refused, Unreachable, UnreadableReply.
+        """
+        return self._http.run(calls.why(self.task_id))
+
     def cancel(self) -> CancelReply:
         """Ask for cancellation. What runs must confirm it first, or lose its lease.
 
@@ -140,6 +148,13 @@ class AsyncTaskHandle(_Handle[OutputT]):
         Raises Refused, Unreachable, UnreadableReply.
         """
         return await self._http.run(calls.view(self.task_id))
+
+    async def why(self) -> Why:
+        """Why the task is not running: what each filter says of each node, and its turn.
+
+        Raises Refused, Unreachable, UnreadableReply.
+        """
+        return await self._http.run(calls.why(self.task_id))
 
     async def cancel(self) -> CancelReply:
         """Ask for cancellation. What runs must confirm it first, or lose its lease.

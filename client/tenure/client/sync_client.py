@@ -16,6 +16,13 @@ from tenure.client.settings import (
 )
 from tenure.contract.operations import PolicyChange, PolicyHistory, PolicyView
 from tenure.contract.reports import Resources
+from tenure.contract.scheduling import (
+    NodeDetail,
+    NodeFactsChange,
+    TenantChange,
+    TenantList,
+    TenantView,
+)
 from tenure.contract.tasks import IntakeList, IntakeRetried, NodeList, OutboxStatus, TaskList
 from tenure.contract.tasktype import InputT, OutputT, TaskType
 
@@ -213,6 +220,27 @@ class Client:
     def set_policy(self, change: PolicyChange) -> PolicyView:
         """Set the policy for what is granted from now on: for operators."""
         return self._http.run(calls.send("/v1/policies", change, PolicyView))
+
+    def tenants(self) -> TenantList:
+        """What is stated about tenants: of all for who runs the platform, else of one's own."""
+        return self._http.run(calls.read("/v1/tenants", TenantList, {}))
+
+    def tenant(self, tenant: str) -> TenantView:
+        """What is stated about a tenant."""
+        return self._http.run(calls.read(calls.tenant_path(tenant), TenantView, {}))
+
+    def set_tenant(self, tenant: str, change: TenantChange) -> TenantView:
+        """State what a tenant may use; what is not set in ``change`` stays."""
+        return self._http.run(calls.change(calls.tenant_path(tenant), change, TenantView))
+
+    def node(self, node_id: str) -> NodeDetail:
+        """One node, and what is stated about it."""
+        return self._http.run(calls.read(calls.node_path(node_id), NodeDetail, {}))
+
+    def set_node_facts(self, node_id: str, change: NodeFactsChange) -> NodeDetail:
+        """State facts about a node; what is not set in ``change`` stays."""
+        path = calls.node_path(node_id, "/facts")
+        return self._http.run(calls.change(path, change, NodeDetail))
 
     def outbox(self) -> OutboxStatus:
         """How far publishing is behind the log."""

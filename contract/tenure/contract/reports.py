@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from tenure.contract import quantities
 from tenure.contract.ids import GENERATION_LIMIT, NODE_PATTERN, TASK_TYPE_PATTERN
 from tenure.contract.quantities import MAX_CPU_MILLIS, MAX_MEMORY_BYTES
-from tenure.contract.states import AttemptState, Effects, NodeState
+from tenure.contract.states import AttemptState, Effects, Match, NodeState
 
 PROTOCOL_VERSIONS: Final = (1, 1)
 """Lowest and highest executor protocol version that this release speaks, both included."""
@@ -22,6 +22,7 @@ MAX_RENEWALS_PER_REQUEST: Final = 1024
 MAX_REASON_CHARACTERS: Final = 2000
 MAX_RETRY_AFTER_SECONDS: Final = 30 * 86_400
 """A retry cannot be asked for later than that."""
+MAX_COST_MINOR: Final = 10**15
 
 Uuid = Annotated[
     str,
@@ -95,8 +96,27 @@ _QUANTITIES: Final[tuple[tuple[str, str, Callable[[str], int]], ...]] = (
 )
 
 
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
+"""A name of a pool, a location, a zone, a network or a label."""
+LabelValue = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]{0,127}$")]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256, hexadecimal")]
+
+
+class Requirements(Frozen):
+    """What a workload demands of the nodes that run it, besides resources."""
+
+    locations: tuple[Word, ...] | None = Field(
+        default=None, min_length=1, max_length=100, description="any of these; null: anywhere"
+    )
+    networks: tuple[Word, ...] = Field(default=(), max_length=100, description="all of these")
+    labels: dict[Word, LabelValue] = Field(
+        default={}, max_length=100, description="all of these, each with this value"
+    )
+
+
 class TaskTypeDeclaration(Frozen):
-    """A task type as an executor declares it; copied into each task at its submission."""
+    """A task type as an executor declares it. All of it is the workload profile, which is frozen in
+    each task at its submission."""
 
     name: str = Field(pattern=f"^{TASK_TYPE_PATTERN.pattern}$")
     effects: Effects = Effects.IDEMPOTENT
@@ -104,8 +124,40 @@ class TaskTypeDeclaration(Frozen):
         default=5, ge=1, le=1000, description="failures until it stays failed"
     )
     resources: Resources = Resources()
+    requirements: Requirements = Requirements()
+    match: Match = Field(
+        default=Match.COMPATIBLE,
+        description="whether later builds may take tasks that were submitted before",
+    )
+    cost_minor: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_COST_MINOR,
+        description="held of the tenant's budget by an attempt",
+    )
     input_schema: dict[str, Any] | None = None
     output_schema: dict[str, Any] | None = None
+
+
+class NodeFacts(Frozen):
+    """What is stated about a node; null: not stated, and what asks for it is refused."""
+
+    pool: Word | None = None
+    location: Word | None = None
+    zone: Word | None = None
+    networks: tuple[Word, ...] | None = Field(default=None, max_length=100)
+    labels: dict[Word, LabelValue] = Field(default={}, max_length=100)
+
+
+class Executable(Frozen):
+    """The program that a node runs, down to the bytes (OPS-02)."""
+
+    name: str = Field(min_length=1, max_length=200)
+    version: str = Field(min_length=1, max_length=200)
+    digest: Digest
+    inventory_digest: Digest | None = Field(
+        default=None, description="of the names and versions of everything installed beside it"
+    )
 
 
 class Registration(Frozen):
@@ -118,6 +170,12 @@ class Registration(Frozen):
     slots: int = Field(ge=1, le=100_000)
     resources: Resources | None = Field(default=None, description="null: not limited by resources")
     task_types: tuple[TaskTypeDeclaration, ...] = Field(min_length=1, max_length=1000)
+    executable: Executable | None = Field(
+        default=None, description="null: unknown, so no profile that matches exactly is its own"
+    )
+    facts: NodeFacts = Field(
+        default=NodeFacts(), description="as the node states them; an operator's word goes before"
+    )
 
 
 class LeaseTerms(Frozen):

@@ -61,6 +61,20 @@ class Effects(StrEnum):
     UNGUARDED = "unguarded"  # nobody can tell: a lost attempt holds the task
 
 
+class Match(StrEnum):
+    """Which builds may take a task that was submitted under a profile (SCHED-01)."""
+
+    COMPATIBLE = "compatible"  # any that runs the type and is no more dangerous (the default)
+    EXACT = "exact"  # the very build that the profile was made from
+
+
+class TenantState(StrEnum):
+    """Whether a tenant's tasks are given to nodes."""
+
+    AUTHORIZED = "authorized"
+    SUSPENDED = "suspended"  # tasks wait; what runs goes on
+
+
 class Phase(StrEnum):
     """What people are shown for a task: its state, and for an open one its attempt's."""
 

@@ -7,7 +7,7 @@ from pydantic import AwareDatetime, Field
 
 from tenure.contract.codes import Code
 from tenure.contract.ids import TASK_TYPE_PATTERN
-from tenure.contract.reports import Frozen, Resources
+from tenure.contract.reports import Frozen, NodeFacts, Resources
 from tenure.contract.states import AttemptState, Phase, TaskState
 
 MAX_TASKS_PER_REQUEST: Final = 1000
@@ -233,6 +233,15 @@ class IntakeRetried(Frozen):
     retried: int
 
 
+class NodeExecutable(Frozen):
+    """The program that a node runs."""
+
+    name: str
+    version: str
+    digest: str
+    withdrawn: bool = Field(description="the node is given nothing")
+
+
 class NodeView(Frozen):
     """One incarnation of a node."""
 
@@ -246,6 +255,9 @@ class NodeView(Frozen):
     resources: Resources | None
     resources_used: Resources
     task_types: tuple[str, ...]
+    profiles: dict[str, str] = Field(description="digest of the profile of each task type")
+    facts: NodeFacts = Field(description="what counts of what was stated about it")
+    executable: NodeExecutable | None
     registered_at: datetime
     last_seen_at: datetime
     seconds_since_seen: float

@@ -26,6 +26,7 @@ from tenure.coordinator.api.gate import Gate
 from tenure.coordinator.api.leases import Leases
 from tenure.coordinator.api.operators import Operators
 from tenure.coordinator.api.routes import Handlers, application, endpoints
+from tenure.coordinator.api.scheduling import Scheduling
 from tenure.coordinator.authority import Authority
 from tenure.coordinator.broker import Broker
 from tenure.coordinator.config import CoordinatorSettings
@@ -43,6 +44,7 @@ from tenure.coordinator.store.errors import DatabaseUnreachable
 from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError, open_pool
 from tenure.coordinator.store.reading import PoolReader
 from tenure.coordinator.store.reads import Reads
+from tenure.coordinator.store.scheduling import SchedulingReads
 from tenure.coordinator.sweeper import Sweeper
 from tenure.coordinator.waiters import Waiters
 
@@ -111,7 +113,7 @@ class Coordinator:
             prefix=settings.name_prefix,
             faults=self._faults,
         )
-        reads, node_reads = self._reads(people), self._reads(nodes)
+        reads, node_reads = Reads(self._reader(people)), Reads(self._reader(nodes))
         self._waiters = Waiters(
             node_reads.ended_since,
             interval_seconds=settings.tail_interval_seconds,
@@ -141,7 +143,7 @@ class Coordinator:
             "reconciler": self._reconciler,
         }
         self._http = HttpServer(
-            self._application(reads, node_reads),
+            self._application(people, reads, node_reads),
             listener,
             drain_seconds=settings.drain_seconds,
         )
@@ -195,10 +197,10 @@ class Coordinator:
         self._pools.append(pool)
         return pool
 
-    def _reads(self, pool: Pool) -> Reads:
-        return Reads(PoolReader(pool, deadline_seconds=self._settings.request_deadline_seconds))
+    def _reader(self, pool: Pool) -> PoolReader:
+        return PoolReader(pool, deadline_seconds=self._settings.request_deadline_seconds)
 
-    def _application(self, reads: Reads, node_reads: Reads) -> Any:
+    def _application(self, people: Pool, reads: Reads, node_reads: Reads) -> Any:
         settings = self._settings
         handlers = Handlers(
             applications=Applications(
@@ -217,6 +219,7 @@ class Coordinator:
             ),
             operators=Operators(reads),
             leases=Leases(reads, self._authority.policies),
+            scheduling=Scheduling(SchedulingReads(self._reader(people)), self._authority.policies),
             healthz=_alive,
             readyz=self._ready,
             metrics=self._metrics,

@@ -5,25 +5,30 @@ Any number of replicas may run it: the commit's guards decide which allocation o
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
 import structlog
 from uuid_utils.compat import uuid7
 
-from tenure.contract.ids import AttemptId, CommandId, LeaseId
+from tenure.contract.ids import AttemptId, CommandId, LeaseId, TenantId
 from tenure.contract.states import AttemptState
 from tenure.coordinator.authority import Authority
 from tenure.coordinator.core.commands import Allocate
 from tenure.coordinator.core.decisions import Happened
 from tenure.coordinator.core.ranking import plan, rooms
-from tenure.coordinator.core.rows import IncarnationRow, TaskRow
+from tenure.coordinator.core.rows import IncarnationRow, TaskRow, TenantRow
 from tenure.coordinator.core.snapshot import Snapshot
 from tenure.coordinator.errors import Retryable
 from tenure.coordinator.store import named_queries
 from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError
-from tenure.coordinator.store.rows import incarnation_row, task_row, to_microseconds
+from tenure.coordinator.store.rows import (
+    incarnation_row,
+    judged_task_row,
+    tenant_row,
+    to_microseconds,
+)
 
 log = structlog.get_logger()
 
@@ -73,6 +78,7 @@ class Scheduler:
             nodes = [row for row in map(incarnation_row, node_records) if row is not None]
             if not nodes:
                 return 0
+            tenants = {row.tenant: row for row in map(tenant_row, node_records) if row is not None}
             kinds = rooms(nodes)
             free = sum(node.slots - node.slots_used for node in nodes)
             limit = BATCH if self._far else min(BATCH, free)
@@ -87,10 +93,9 @@ class Scheduler:
         self._far = False
         if not task_records or task_records[0]["epoch"] is None:
             return 0
-        tasks = [row for row in map(task_row, task_records) if row is not None]
-        allocated = await self._allocate(
-            tasks, nodes, task_records[0]["epoch"], to_microseconds(task_records[0]["clock"])
-        )
+        tasks = [row for row in map(judged_task_row, task_records) if row is not None]
+        now = to_microseconds(task_records[0]["clock"])
+        allocated = await self._allocate(tasks, nodes, tenants, task_records[0]["epoch"], now)
         if allocated < len(tasks) == limit < BATCH:
             # Some that were read found no place: others behind them may.
             self._far = True
@@ -98,13 +103,18 @@ class Scheduler:
         return allocated
 
     async def _allocate(
-        self, tasks: Sequence[TaskRow], nodes: Sequence[IncarnationRow], epoch: int, now: int
+        self,
+        tasks: Sequence[TaskRow],
+        nodes: Sequence[IncarnationRow],
+        tenants: Mapping[TenantId, TenantRow],
+        epoch: int,
+        now: int,
     ) -> int:
         task_by_id = {task.task_id: task for task in tasks}
         node_by_id = {node.incarnation: node for node in nodes}
         commands: list[Allocate] = []
         snapshots: list[tuple[Snapshot, int]] = []
-        for task_id, incarnation in plan(tasks, nodes):
+        for task_id, incarnation in plan(tasks, nodes, tenants, now):
             task, node = task_by_id[task_id], node_by_id[incarnation]
             attempt_id = str(uuid7())
             commands.append(
@@ -119,7 +129,10 @@ class Scheduler:
                     lease_id=LeaseId(str(uuid7())),
                 )
             )
-            snapshots.append((Snapshot(epoch=epoch, task=task, incarnation=node), now))
+            snapshot = Snapshot(
+                epoch=epoch, task=task, tenant=tenants.get(task.tenant), incarnation=node
+            )
+            snapshots.append((snapshot, now))
         if not commands:
             return 0
         outcomes = await self._authority.allocate(commands, snapshots)

@@ -1,6 +1,6 @@
 """For programs that do the work: declare handlers, run them under leases and fencing tokens."""
 
-from tenure.contract.reports import Resources
+from tenure.contract.reports import Requirements, Resources
 from tenure.contract.tasktype import TaskType
 from tenure.executor.app import Executor
 from tenure.executor.context import Context
@@ -11,6 +11,7 @@ __all__ = [
     "Context",
     "Executor",
     "Fail",
+    "Requirements",
     "Resources",
     "Retry",
     "StaleToken",

@@ -6,14 +6,15 @@ from typing import Any, TypeAlias, TypeVar, overload
 
 from pydantic import BaseModel
 
-from tenure.contract.reports import Resources
-from tenure.contract.states import Effects
+from tenure.contract.reports import Requirements, Resources
+from tenure.contract.states import Effects, Match
 from tenure.contract.tasktype import TaskType
 from tenure.executor.declare import (
     AsyncHandler,
     EffectsName,
     Guards,
     HandlerDeclaration,
+    MatchName,
     SyncHandler,
     TaskDecorator,
     declare,
@@ -54,6 +55,9 @@ class Executor:
         effects: Effects | EffectsName = Effects.IDEMPOTENT,
         max_attempts: int = DEFAULT_MAX_ATTEMPTS,
         resources: Resources | None = None,
+        requirements: Requirements | None = None,
+        match: Match | MatchName = Match.COMPATIBLE,
+        cost_minor: int = 0,
         guards: Guards | None = None,
     ) -> TaskDecorator[InputT, OutputT]:
         """Declare the handler of a task type: ``async def handler(input, context) -> output``.
@@ -61,8 +65,11 @@ class Executor:
         ``effects`` says what a lost attempt may have left behind (STATE-05): ``none``, ``guarded``
         (every effect goes through ``guards``), ``idempotent`` or ``unguarded``. ``max_attempts`` is
         the number of failures until the task stays failed; ``resources`` what one task takes
-        besides its slot. ``guards`` gives the receivers whose fences are raised before the handler
-        has control.
+        besides its slot, ``requirements`` where it may run and what it must reach, ``cost_minor``
+        what an attempt holds of the tenant's budget, in minor units. All of this is the workload
+        profile, frozen in each task at its submission; with ``match="exact"`` only the very build
+        that made the profile takes its tasks. ``guards`` gives the receivers whose fences are
+        raised before the handler has control.
 
         A plain function runs in a thread. A thread cannot be ended from outside: at the end of
         authority it is left alone behind its guards, and its slot stays taken until it returns.
@@ -79,6 +86,9 @@ class Executor:
                 effects=effects,
                 max_attempts=max_attempts,
                 resources=resources,
+                requirements=requirements,
+                match=match,
+                cost_minor=cost_minor,
                 guards=guards,
             )
 

@@ -5,9 +5,9 @@ import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from tenure.contract.ids import NODE_PATTERN, NodeId
 from tenure.contract.quantities import (
@@ -16,7 +16,7 @@ from tenure.contract.quantities import (
     cpu_millis,
     memory_bytes,
 )
-from tenure.contract.reports import Resources
+from tenure.contract.reports import NodeFacts, Resources
 from tenure.contract.tasks import DEFAULT_PAYLOAD_LIMIT_BYTES
 from tenure.settings.addresses import HttpUrl, ListenAddress, host_and_port
 from tenure.settings.process import BrokerSettings, LogSettings, load
@@ -61,6 +61,17 @@ class ExecutorSettings(LogSettings, BrokerSettings):
     memory: Annotated[str, AfterValidator(_checked_by(memory_bytes))] | None = Field(
         default=None, description="offered, like `2Gi` or `512M`; none: not limited"
     )
+    pool: str | None = Field(default=None, description="of nodes that this one belongs to")
+    location: str | None = Field(default=None, description="where data on this node is")
+    zone: str | None = Field(default=None, description="what fails together with this node")
+    networks: str | None = Field(
+        default=None, description="that this node reaches, like `db,internet`; none: not stated"
+    )
+    labels: str | None = Field(default=None, description="like `gpu=a100,disk=ssd`")
+    build_digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(
+        default=None,
+        description="SHA-256 that stands for this build, like an image's; none: of its files",
+    )
     executor_listen: ListenAddress | None = Field(
         default=None, description="host:port of health and metrics; none: no listener"
     )
@@ -95,6 +106,28 @@ class ExecutorSettings(LogSettings, BrokerSettings):
             memory_bytes=MAX_MEMORY_BYTES if self.memory is None else memory_bytes(self.memory),
         )
 
+    @property
+    def facts(self) -> NodeFacts:
+        """What the node states about itself."""
+        return NodeFacts(
+            pool=self.pool,
+            location=self.location,
+            zone=self.zone,
+            networks=None if self.networks is None else tuple(_listed(self.networks)),
+            labels=dict(_pair(one) for one in _listed(self.labels or "")),
+        )
+
+    @model_validator(mode="after")
+    def _check_facts(self) -> Self:
+        try:
+            _ = self.facts
+        except ValidationError as error:
+            where = ", ".join(sorted({str(fault["loc"][0]) for fault in error.errors()}))
+            raise ValueError(
+                f"{where}: a name is of letters, digits, '.', '_', '/' and '-'"
+            ) from error
+        return self
+
     def node_id(self, executor_name: str, incarnation: str) -> NodeId:
         """The node's name: as set, else host, program and a part of the incarnation, so that two
         processes of one machine never take each other's name."""
@@ -103,6 +136,17 @@ class ExecutorSettings(LogSettings, BrokerSettings):
         made = f"{socket.gethostname()}.{executor_name}"
         made = re.sub(r"[^A-Za-z0-9._-]", "-", made).lstrip("._-")[:100] or "node"
         return NodeId(f"{made}.{incarnation[:8]}")
+
+
+def _listed(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"labels: {text!r} is not written like name=value")
+    return name, value
 
 
 def load_settings(**values: Any) -> ExecutorSettings:

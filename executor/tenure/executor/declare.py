@@ -7,8 +7,8 @@ from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_type
 
 from pydantic import BaseModel
 
-from tenure.contract.reports import Resources, TaskTypeDeclaration
-from tenure.contract.states import Effects
+from tenure.contract.reports import MAX_COST_MINOR, Requirements, Resources, TaskTypeDeclaration
+from tenure.contract.states import Effects, Match
 from tenure.contract.tasktype import TaskType
 from tenure.executor.context import Context
 from tenure.executor.errors import DeclarationError
@@ -19,6 +19,7 @@ OutputT = TypeVar("OutputT", bound=BaseModel)
 
 AsyncHandler: TypeAlias = Callable[[InputT, Context[Any]], Awaitable[OutputT]]
 SyncHandler: TypeAlias = Callable[[InputT, Context[Any]], OutputT]
+MatchName: TypeAlias = Literal["compatible", "exact"]
 EffectsName: TypeAlias = Literal["none", "guarded", "idempotent", "unguarded"]
 Guards: TypeAlias = Callable[[Any], Sequence[Guard]]
 """From the lifespan's resources to the receivers whose fences are raised before the handler."""
@@ -47,6 +48,9 @@ class HandlerDeclaration:
     effects: Effects
     max_attempts: int
     resources: Resources
+    requirements: Requirements
+    match: Match
+    cost_minor: int
     guards: Guards | None
 
     def to_wire(self) -> TaskTypeDeclaration:
@@ -56,6 +60,9 @@ class HandlerDeclaration:
             effects=self.effects,
             max_attempts=self.max_attempts,
             resources=self.resources,
+            requirements=self.requirements,
+            match=self.match,
+            cost_minor=self.cost_minor,
             input_schema=self.task_type.input.model_json_schema(),
             output_schema=self.task_type.output.model_json_schema(),
         )
@@ -68,6 +75,9 @@ def declare(
     effects: Effects | EffectsName,
     max_attempts: int,
     resources: Resources | None,
+    requirements: Requirements | None,
+    match: Match | MatchName,
+    cost_minor: int,
     guards: Guards | None,
 ) -> HandlerDeclaration:
     """A checked declaration. Raises DeclarationError that says what to change."""
@@ -86,6 +96,14 @@ def declare(
         )
     if not 1 <= max_attempts <= 1000:
         raise DeclarationError(f"max_attempts={max_attempts} of {where} is not in 1 … 1000.")
+    try:
+        declared_match = Match(match)
+    except ValueError:
+        raise DeclarationError(
+            f"match={match!r} of {where} is not known: it is 'compatible' or 'exact'."
+        ) from None
+    if not 0 <= cost_minor <= MAX_COST_MINOR:
+        raise DeclarationError(f"cost_minor={cost_minor} of {where} is not in 0 … 10**15.")
     _check_signature(task_type, handler, where)
     return HandlerDeclaration(
         task_type=task_type,
@@ -94,6 +112,9 @@ def declare(
         effects=declared_effects,
         max_attempts=max_attempts,
         resources=resources or Resources(),
+        requirements=requirements or Requirements(),
+        match=declared_match,
+        cost_minor=cost_minor,
         guards=guards,
     )
 

@@ -16,6 +16,7 @@ from tenure.executor.app import Executor
 from tenure.executor.clock import counts_suspend, system_clock
 from tenure.executor.config import ExecutorSettings
 from tenure.executor.errors import DeclarationError, NodeGone
+from tenure.executor.executable import executable_of
 from tenure.executor.http import Coordinator
 from tenure.executor.inbox import Inbox, inbox_path
 from tenure.executor.metrics import ExecutorMetrics
@@ -79,6 +80,12 @@ async def run_until(
             settings=settings,
             handlers=app.handlers,
             software=f"{app.name} {app.version}",
+            executable=executable_of(
+                app.name,
+                app.version,
+                [each.handler for each in app.handlers.values()],
+                build_digest=settings.build_digest,
+            ),
             resources=resources,
             coordinator=coordinator,
             inbox=inbox,

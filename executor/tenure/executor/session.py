@@ -19,6 +19,7 @@ from tenure.contract.ids import AttemptId, IncarnationId, NodeId
 from tenure.contract.reports import (
     PROTOCOL_VERSIONS,
     DrainRequest,
+    Executable,
     Registration,
     RegistrationReply,
 )
@@ -68,6 +69,7 @@ class Surroundings:
     settings: ExecutorSettings
     handlers: Mapping[str, HandlerDeclaration]
     software: str
+    executable: Executable | None
     resources: object
     coordinator: Coordinator
     inbox: Inbox
@@ -130,6 +132,8 @@ class Session:
             slots=settings.slots,
             resources=settings.resources,
             task_types=tuple(each.to_wire() for each in around.handlers.values()),
+            executable=around.executable,
+            facts=settings.facts,
         )
         self._register_again = asyncio.Event()
         self._compare_now = asyncio.Event()

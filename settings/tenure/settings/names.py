@@ -35,7 +35,8 @@ PROCESSES: Final[dict[str, frozenset[str]]] = {
     "executor": frozenset(
         (
             *_LOGS, "broker_url", "broker_ca_file", "url", "token", "state_dir", "node", "slots",
-            "cpu", "memory", "executor_listen", "drain_seconds", "output_limit_bytes",
+            "cpu", "memory", "pool", "location", "zone", "networks", "labels", "build_digest",
+            "executor_listen", "drain_seconds", "output_limit_bytes",
             "inbox_retention_seconds", "comparison_seconds",
         )
     ),

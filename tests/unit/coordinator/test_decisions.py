@@ -45,6 +45,7 @@ from tests.support.rows import (
     REJECT,
     SECOND,
     TASK,
+    UNLIMITED,
     waiting,
     with_attempt,
 )
@@ -424,6 +425,7 @@ def test_an_allocation_grants_the_next_generation_and_relies_on_all_that_it_read
         task_version=TASK.version,
         incarnation=NODE.incarnation,
         incarnation_version=NODE.version,
+        tenant_version=UNLIMITED.version,
         not_before_passed=True,
         deadline_open=True,
         seen_within=POLICY.node_silence_microseconds,

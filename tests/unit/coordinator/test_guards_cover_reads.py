@@ -27,16 +27,19 @@ from tests.support.rows import (
     NODE,
     NOW,
     POLICY,
+    PROFILE,
     REJECT,
     SECOND,
     TASK,
+    UNLIMITED,
     waiting,
     with_attempt,
 )
 
 Row = TypeVar("Row")
 COUNTERS = {"slots_used", "cpu_used", "memory_used"}
-ROWS = ("task", "attempt", "incarnation", "previous_incarnation", "same_content_receipt")
+ACCOUNT = {"held_minor", "spent_minor"}
+ROWS = ("task", "tenant", "attempt", "incarnation", "previous_incarnation", "same_content_receipt")
 NOT_COVERED = {"task_type"}
 """Copied as it is: a task submitted at the same time as a declaration may come before it."""
 
@@ -102,6 +105,14 @@ def situations() -> Iterator[tuple[AnyCommand, Snapshot]]:
     yield EXPIRE, with_attempt(AttemptState.RUNNING, task=late, expires_at=NOW - SECOND)
     yield EXPIRE, waiting(deadline=NOW)
     yield ALLOCATE, waiting(not_before=NOW, deadline=NOW + 1)
+    priced = replace(PROFILE, cost_minor=1)
+    yield (
+        ALLOCATE,
+        replace(
+            waiting(profile=priced),
+            tenant=replace(UNLIMITED, budget_unlimited=False, budget_minor=1),
+        ),
+    )
     yield REGISTER, Snapshot(epoch=1)
     yield REGISTER, Snapshot(epoch=1, previous_incarnation=NODE)
     yield DRAIN, Snapshot(epoch=1, incarnation=NODE)
@@ -136,6 +147,10 @@ def test_a_decision_looks_at_nothing_that_its_guards_do_not_cover(
     if "last_seen_at" in seen["incarnation"]:
         assert reads.seen_within == POLICY.node_silence_microseconds
     if seen["incarnation"] & COUNTERS:
+        assert any(isinstance(write, decisions.AttemptCreated) for write in decision.writes)
+    if seen["tenant"] - ACCOUNT:
+        assert reads.tenant_version == UNLIMITED.version
+    if seen["tenant"] & ACCOUNT:
         assert any(isinstance(write, decisions.AttemptCreated) for write in decision.writes)
     if seen["previous_incarnation"]:
         assert (reads.incarnation, reads.incarnation_version) == (NODE.incarnation, NODE.version)

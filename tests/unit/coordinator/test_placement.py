@@ -13,7 +13,7 @@ from tenure.coordinator.core.ranking import Room, plan, rooms
 from tenure.coordinator.core.retry import retry_delay
 from tenure.coordinator.core.rows import IncarnationRow, ResourceAmounts, TaskRow
 from tenure.coordinator.core.snapshot import LeasePolicy
-from tests.support.rows import NODE, TASK, TENANT
+from tests.support.rows import NODE, NOW, TASK, TENANT, TENANTS, UNLIMITED
 
 WAITING = replace(TASK, current_attempt_id=None)
 
@@ -41,22 +41,23 @@ def node(number: int, **changes: Any) -> IncarnationRow:
 def test_a_node_is_excluded_for_what_it_lacks(
     changes: dict[str, Any], expected: Exclusion | None
 ) -> None:
-    assert exclusion(WAITING, replace(NODE, **changes)) is expected
+    found = exclusion(WAITING, replace(NODE, **changes), UNLIMITED, NOW)
+    assert (found and found.code) == expected
 
 
 def test_a_task_goes_to_the_node_with_the_most_free_slots_and_equal_ones_by_name() -> None:
     nodes = [node(2, slots_used=1), node(1, slots_used=1), node(0, slots_used=2, slots=2)]
-    assert plan([task(1)], nodes) == [("task-1", "node-1")]
-    assert plan([task(1)], [*nodes, node(3, slots=9)]) == [("task-1", "node-3")]
+    assert plan([task(1)], nodes, TENANTS, NOW) == [("task-1", "node-1")]
+    assert plan([task(1)], [*nodes, node(3, slots=9)], TENANTS, NOW) == [("task-1", "node-3")]
 
 
 def test_a_task_that_fits_nowhere_keeps_nobody_else_waiting() -> None:
     large = task(1, resources=ResourceAmounts(cpu_millis=5000))
-    assert plan([large, task(2)], [node(1)]) == [("task-2", "node-1")]
+    assert plan([large, task(2)], [node(1)], TENANTS, NOW) == [("task-2", "node-1")]
 
 
 def test_a_task_never_goes_to_a_node_of_another_tenant() -> None:
-    assert plan([task(1)], [node(1, tenant=TenantId("other"))]) == []
+    assert plan([task(1)], [node(1, tenant=TenantId("other"))], TENANTS, NOW) == []
 
 
 amounts = st.integers(0, 600)
@@ -78,8 +79,8 @@ def test_a_plan_oversells_nothing_and_is_the_same_for_the_same_fleet(
         node(n, slots=slots, cpu_millis=cpu, memory_bytes=memory)
         for n, (slots, cpu, memory) in enumerate(capacities)
     ]
-    pairs = plan(tasks, nodes)
-    assert pairs == plan(tasks, list(reversed(nodes)))
+    pairs = plan(tasks, nodes, TENANTS, NOW)
+    assert pairs == plan(tasks, list(reversed(nodes)), TENANTS, NOW)
     assert [pair[0] for pair in pairs] == [t.task_id for t in tasks if t.task_id in dict(pairs)]
     by_id = {one.task_id: one for one in tasks}
     for one in nodes:
@@ -92,7 +93,7 @@ def test_a_plan_oversells_nothing_and_is_the_same_for_the_same_fleet(
     kinds = rooms(nodes)
     for one in nodes:  # what fits on a node is looked for
         for waiting in tasks:
-            if exclusion(waiting, one) is None:
+            if exclusion(waiting, one, UNLIMITED, NOW) is None:
                 assert any(fits(waiting, kind) for kind in kinds)
 
 

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
+from tenure.contract.reports import NodeFacts
 from tenure.executor.config import ExecutorSettings, load_settings
 from tenure.settings.errors import SettingsInvalid
 
@@ -70,3 +72,21 @@ def test_what_is_not_limited_on_one_side_only_is_large_there() -> None:
     assert settings.resources is not None
     assert settings.resources.cpu_millis == 500
     assert settings.resources.memory_bytes == 2**60
+
+
+def test_a_node_states_its_facts() -> None:
+    settings = ExecutorSettings.model_validate(
+        {**REQUIRED, "location": "eu", "networks": "db, internet", "labels": "gpu=a100,disk="}
+    )
+    assert settings.facts.location == "eu"
+    assert settings.facts.networks == ("db", "internet")
+    assert settings.facts.labels == {"gpu": "a100", "disk": ""}
+    assert ExecutorSettings.model_validate(REQUIRED).facts == NodeFacts()
+
+
+@pytest.mark.parametrize(
+    "odd", [{"pool": "a b"}, {"networks": "a;b"}, {"labels": "gpu"}, {"cpu": "2 cores"}]
+)
+def test_what_cannot_be_stated_of_a_node_stops_the_start(odd: dict[str, str]) -> None:
+    with pytest.raises(ValidationError):
+        ExecutorSettings.model_validate({**REQUIRED, **odd})

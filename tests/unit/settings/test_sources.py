@@ -126,7 +126,7 @@ def test_each_value_says_where_it_was_found_and_secrets_are_masked(
         ("TENURE_BROKER_ULR", "Did you mean TENURE_BROKER_URL?"),
         ("TENURE_TOKEN_FIEL", "Did you mean TENURE_TOKEN_FILE?"),
         ("tenure_slot", "Did you mean TENURE_SLOTS?"),
-        ("TENURE_ZZZ", "docs/settings.md"),
+        ("TENURE_QQQ", "docs/settings.md"),
         ("TENURE_SLOTS_FILE", "Did you mean"),  # no secret
         ("TENURE_PORT", ""),  # not what Kubernetes would write
     ],

@@ -60,6 +60,8 @@ from tenure.coordinator.api.leases import Leases
 from tenure.coordinator.api.openapi import PAGES, document
 from tenure.coordinator.api.operators import IntakeQuery, Operators
 from tenure.coordinator.api.problems import response_of
+from tenure.coordinator.api.scheduling import Scheduling
+from tenure.coordinator.api.scheduling_routes import scheduling_endpoints
 from tenure.coordinator.errors import RequestRefused
 from tenure.coordinator.identities import Role
 
@@ -86,6 +88,7 @@ class Handlers:
     executors: Executors
     operators: Operators
     leases: Leases
+    scheduling: Scheduling
     healthz: Plain
     readyz: Plain
     metrics: Plain
@@ -323,6 +326,7 @@ def endpoints(
             codes=(Code.UNKNOWN_NODE, Code.NODE_GONE),
         ),
         *lease_endpoints(handlers.leases, application_gate),
+        *scheduling_endpoints(handlers.scheduling, gate=application_gate),
     )
 
 

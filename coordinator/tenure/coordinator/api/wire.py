@@ -5,14 +5,14 @@ stored outcome (LATE-04), and from its tenant and purpose, so that nobody takes 
 command. Submissions are in ``submission.py``, since they come through the intake too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any, Final
 
 from pydantic_core import from_json
 
-from tenure.contract.codec import check_value, encode_json
+from tenure.contract.codec import canonical_text, check_value, encode_json
 from tenure.contract.ids import (
     AttemptId,
     CommandId,
@@ -21,10 +21,12 @@ from tenure.contract.ids import (
     NodeId,
     TaskId,
 )
+from tenure.contract.profiles import profile_digest, profile_text
 from tenure.contract.reports import (
     Accept,
     Cancelled,
     Deliver,
+    Executable,
     Fail,
     HeldLease,
     Registration,
@@ -39,7 +41,7 @@ from tenure.contract.reports import (
 from tenure.contract.states import TERMINAL_TASK_STATES, NodeState, TaskState
 from tenure.contract.tasks import CancelReply, Submitted
 from tenure.coordinator.api.problems import RETRYABLE
-from tenure.coordinator.core import commands, decisions
+from tenure.coordinator.core import commands, decisions, rows
 from tenure.coordinator.errors import InvalidRequest, RequestRefused
 from tenure.coordinator.identities import Identity
 from tenure.coordinator.submission import amounts, derived_id, fingerprint
@@ -148,9 +150,8 @@ def registration(
     Raises InvalidPayload for a text that cannot be stored, InvalidRequest for a type named twice.
     """
     check_value(request.software, "software")
-    names = [declaration.name for declaration in request.task_types]
-    if len(set(names)) != len(names):
-        raise InvalidRequest("task_types: a type is declared twice.")
+    if request.executable is not None:
+        check_value([request.executable.name, request.executable.version], "executable")
     return commands.Register(
         command_id=derived_id(identity.tenant, "register", request.incarnation),
         fingerprint=fingerprint(request.model_dump()),
@@ -164,9 +165,13 @@ def registration(
         slots=request.slots,
         cpu_millis=request.resources.cpu_millis if request.resources else None,
         memory_bytes=request.resources.memory_bytes if request.resources else None,
-        task_types=tuple(
-            _declared(declaration, schema_limit_bytes) for declaration in request.task_types
+        task_types=declared_types(
+            request.task_types, request.executable, schema_limit_bytes=schema_limit_bytes
         ),
+        facts_text=canonical_text(request.facts.model_dump(mode="json", exclude_none=True)),
+        executable=None
+        if request.executable is None
+        else commands.Executable(**request.executable.model_dump()),
     )
 
 
@@ -281,16 +286,54 @@ def moment(microseconds: int) -> datetime:
     return _EPOCH + microseconds * _MICROSECOND
 
 
+def declared_types(
+    declarations: Sequence[TaskTypeDeclaration],
+    executable: Executable | None,
+    *,
+    schema_limit_bytes: int,
+) -> tuple[commands.TaskTypeDeclared, ...]:
+    """Task types with their profiles.
+
+    Raises InvalidPayload for a schema that cannot be stored, InvalidRequest for a type named twice,
+    and for one that matches exactly without an executable.
+    """
+    names = [declaration.name for declaration in declarations]
+    if len(set(names)) != len(names):
+        raise InvalidRequest("task_types: a type is declared twice.")
+    return tuple(_declared(each, executable, schema_limit_bytes) for each in declarations)
+
+
 def _declared(
-    declaration: TaskTypeDeclaration, schema_limit_bytes: int
+    declaration: TaskTypeDeclaration, executable: Executable | None, schema_limit_bytes: int
 ) -> commands.TaskTypeDeclared:
+    schemas = (
+        _schema(declaration.input_schema, schema_limit_bytes),
+        _schema(declaration.output_schema, schema_limit_bytes),
+    )
+    try:
+        text = profile_text(declaration, executable)
+    except ValueError as error:
+        raise InvalidRequest(f"task_types: {error}.") from error
+    wanted = declaration.requirements
     return commands.TaskTypeDeclared(
         name=declaration.name,
-        effects=declaration.effects,
-        max_attempts=declaration.max_attempts,
-        resources=amounts(declaration.resources),
-        input_schema=_schema(declaration.input_schema, schema_limit_bytes),
-        output_schema=_schema(declaration.output_schema, schema_limit_bytes),
+        profile=rows.ProfileRow(
+            digest=profile_digest(text),
+            type=declaration.name,
+            effects=declaration.effects,
+            max_attempts=declaration.max_attempts,
+            resources=amounts(declaration.resources),
+            requirements=rows.Requirements(
+                locations=None if wanted.locations is None else frozenset(wanted.locations),
+                networks=frozenset(wanted.networks),
+                labels=frozenset(wanted.labels.items()),
+            ),
+            match=declaration.match,
+            cost_minor=declaration.cost_minor,
+        ),
+        profile_text=text,
+        input_schema=schemas[0],
+        output_schema=schemas[1],
     )
 
 

@@ -17,8 +17,8 @@ from tenure.contract.ids import (
     TaskId,
     TenantId,
 )
-from tenure.contract.states import Effects, NodeState
-from tenure.coordinator.core.rows import ResourceAmounts
+from tenure.contract.states import NodeState
+from tenure.coordinator.core.rows import ProfileRow, ResourceAmounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +153,24 @@ class Expire(Command):
 
 @dataclass(frozen=True, slots=True)
 class TaskTypeDeclared:
-    """A task type as an executor declares it. Schemas are JSON text."""
+    """A task type as an executor declares it. Texts are JSON; the digest of the profile is that of
+    ``profile_text``."""
 
     name: str
-    effects: Effects
-    max_attempts: int
-    resources: ResourceAmounts
+    profile: ProfileRow
+    profile_text: str
     input_schema: str | None
     output_schema: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Executable:
+    """The program of a node. Digests are hexadecimal SHA-256."""
+
+    name: str
+    version: str
+    digest: str
+    inventory_digest: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +186,8 @@ class Register(Command):
     cpu_millis: int | None
     memory_bytes: int | None
     task_types: tuple[TaskTypeDeclared, ...]
+    facts_text: str = "{}"  # what the node states about itself, JSON
+    executable: Executable | None = None
 
 
 @dataclass(frozen=True, slots=True)

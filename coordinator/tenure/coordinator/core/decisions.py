@@ -21,7 +21,7 @@ from tenure.contract.ids import (
     TenantId,
 )
 from tenure.contract.states import AttemptState, Effects, EntityType, NodeState, TaskState
-from tenure.coordinator.core.commands import TaskTypeDeclared
+from tenure.coordinator.core.commands import Executable, TaskTypeDeclared
 from tenure.coordinator.core.rows import ResourceAmounts
 
 
@@ -43,6 +43,7 @@ class Reads:
     not_before_passed: bool = False
     deadline_open: bool = False  # the task's deadline is ahead, or it has none
     deadline_passed: bool = False
+    tenant_version: int | None = None  # of the item's tenant
     seen_within: int | None = None  # the incarnation was heard of within these microseconds
     intake_id: int | None = None  # the row still waits
     policy_version: int | None = None  # the policy in force
@@ -62,6 +63,7 @@ class TaskCreated:
     effects: Effects
     max_attempts: int
     resources: ResourceAmounts
+    profile_digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class AttemptCreated:
     type: str  # the one operation that the lease's scope permits so far
     dispatch_event_id: EventId
     resources: ResourceAmounts
+    cost_minor: int  # held of the tenant's budget until the attempt ends, spent if it delivers
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,8 @@ class IncarnationCreated:
     cpu_millis: int | None
     memory_bytes: int | None
     task_types: tuple[TaskTypeDeclared, ...]
+    facts_text: str
+    executable: Executable | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,9 +53,9 @@ def allocate(
         return Refused(Code.NODE_GONE, "the node takes no new work")
     if node.last_seen_at <= now - policy.node_silence_microseconds:
         return Refused(Code.NODE_GONE, "the node has not been heard of")
-    excluded = exclusion(task, node)
+    excluded = exclusion(task, node, snapshot.tenant, now)
     if excluded is not None:
-        return Refused(Code.WRONG_STATE, f"the node is excluded: {excluded.value}")
+        return Refused(Code.WRONG_STATE, f"the node is excluded: {excluded.code.value}")
     generation = task.generation + 1
     token = fencing_token(snapshot.epoch, generation)
     created = AttemptCreated(
@@ -72,6 +72,7 @@ def allocate(
         type=task.type,
         dispatch_event_id=minted.event_ids[0],
         resources=task.resources,
+        cost_minor=0 if task.profile is None else task.profile.cost_minor,
     )
     event = Happened(
         event_id=minted.event_ids[0],
@@ -101,6 +102,7 @@ def allocate(
             incarnation_version=node.version,
             not_before_passed=True,
             deadline_open=True,
+            tenant_version=None if snapshot.tenant is None else snapshot.tenant.version,
             seen_within=policy.node_silence_microseconds,
             policy_version=policy.version,
         ),

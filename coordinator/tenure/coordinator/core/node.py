@@ -49,6 +49,8 @@ def register(command: Register, snapshot: Snapshot, minted: Minted) -> Decision:
             cpu_millis=command.cpu_millis,
             memory_bytes=command.memory_bytes,
             task_types=command.task_types,
+            facts_text=command.facts_text,
+            executable=command.executable,
         )
     )
     events.append(

@@ -1,11 +1,11 @@
 """Which eligible node gets a task: deterministic for a given snapshot of the fleet (SCHED-03)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tenure.contract.ids import IncarnationId, TaskId, TenantId
 from tenure.coordinator.core.filters import exclusion
-from tenure.coordinator.core.rows import IncarnationRow, TaskRow
+from tenure.coordinator.core.rows import IncarnationRow, TaskRow, TenantRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,10 @@ def _larger(one: int | None, other: int | None) -> int | None:
 
 
 def plan(
-    tasks: Sequence[TaskRow], nodes: Sequence[IncarnationRow]
+    tasks: Sequence[TaskRow],
+    nodes: Sequence[IncarnationRow],
+    tenants: Mapping[TenantId, TenantRow],
+    now: int,
 ) -> list[tuple[TaskId, IncarnationId]]:
     """Pairs of a waiting task and the node it goes to, in the order of ``tasks``.
 
@@ -48,19 +51,20 @@ def plan(
     keeps nobody else waiting.
     """
     free = {node.incarnation: node for node in nodes}
+    accounts = dict(tenants)
     pairs: list[tuple[TaskId, IncarnationId]] = []
     for task in tasks:
         if not free:
             break
-        eligible = [
-            node
-            for node in free.values()
-            if node.tenant == task.tenant and exclusion(task, node) is None
-        ]
+        tenant = accounts.get(task.tenant)
+        eligible = [node for node in free.values() if exclusion(task, node, tenant, now) is None]
         if not eligible:
             continue
         best = min(eligible, key=lambda node: (node.slots_used - node.slots, node.incarnation))
         pairs.append((task.task_id, best.incarnation))
+        if tenant is not None and task.profile is not None and task.profile.cost_minor:
+            held = tenant.held_minor + task.profile.cost_minor
+            accounts[task.tenant] = replace(tenant, held_minor=held)
         taken = replace(
             best,
             slots_used=best.slots_used + task.resources.slots,

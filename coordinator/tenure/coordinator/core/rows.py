@@ -5,6 +5,7 @@ microseconds, ids strings, JSON text. Nothing here reads a clock, mints an id or
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from tenure.contract.ids import (
     AttemptId,
@@ -15,7 +16,10 @@ from tenure.contract.ids import (
     TaskId,
     TenantId,
 )
-from tenure.contract.states import AttemptState, Effects, NodeState, TaskState
+from tenure.contract.states import AttemptState, Effects, Match, NodeState, TaskState
+
+ANY: Final = "*"
+"""In a set of what a tenant may use: no limit, stated as a fact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +32,78 @@ class ResourceAmounts:
 
 
 @dataclass(frozen=True, slots=True)
+class Requirements:
+    """What a workload demands of a node. ``locations``: None where the data may be anywhere."""
+
+    locations: frozenset[str] | None = None
+    networks: frozenset[str] = frozenset()
+    labels: frozenset[tuple[str, str]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRow:
+    """A workload profile. It never changes: ``digest`` stands for its whole content.
+
+    ``cost_minor``: what one task holds of its tenant's budget, in minor units of its currency.
+    """
+
+    digest: str
+    type: str
+    effects: Effects
+    max_attempts: int
+    resources: ResourceAmounts
+    requirements: Requirements = Requirements()
+    match: Match = Match.COMPATIBLE
+    cost_minor: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRow:
+    """What a tenant may use. ``version`` covers all but the account.
+
+    Sets: None is not stated, and fails closed; ``ANY`` in it is the stated absence of a limit, as
+    is ``budget_unlimited``. ``held_minor`` and ``spent_minor`` are the account.
+    """
+
+    tenant: TenantId
+    version: int
+    authorized: bool
+    weight: int = 1
+    node_pools: frozenset[str] | None = None
+    locations: frozenset[str] | None = None
+    networks: frozenset[str] | None = None
+    budget_minor: int | None = None
+    budget_unlimited: bool = False
+    held_minor: int = 0
+    spent_minor: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What is stated about a node, by itself or by an operator; None: not stated."""
+
+    pool: str | None = None
+    location: str | None = None
+    zone: str | None = None
+    networks: frozenset[str] | None = None
+    labels: frozenset[tuple[str, str]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RunProfile:
+    """A task type as one node runs it."""
+
+    type: str
+    digest: str
+    effects: Effects
+
+
+@dataclass(frozen=True, slots=True)
 class TaskRow:
-    """A task as loaded. ``version`` is raised by every change, ``sequence`` by every event."""
+    """A task as loaded. ``version`` is raised by every change, ``sequence`` by every event.
+
+    ``profile`` is frozen at the submission, and loaded only where nodes are judged by it.
+    """
 
     task_id: TaskId
     tenant: TenantId
@@ -48,6 +122,7 @@ class TaskRow:
     resources: ResourceAmounts
     cancel_requested_at: int | None
     decided_at: int
+    profile: ProfileRow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +164,10 @@ class IncarnationRow:
     memory_used: int
     task_types: frozenset[str]
     last_seen_at: int
+    facts: NodeFacts = NodeFacts()
+    profiles: tuple[RunProfile, ...] = ()
+    executable_digest: str | None = None
+    executable_withdrawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +186,10 @@ class ReceiptRow:
 
 @dataclass(frozen=True, slots=True)
 class TaskTypeRow:
-    """A declaration as registered last; copied into each task at its submission."""
+    """A declaration as registered last; its profile is frozen in each task at its submission."""
 
     name: str
+    profile_digest: str
     effects: Effects
     max_attempts: int
     resources: ResourceAmounts

@@ -13,6 +13,7 @@ from tenure.coordinator.core.rows import (
     ReceiptRow,
     TaskRow,
     TaskTypeRow,
+    TenantRow,
 )
 
 
@@ -35,6 +36,7 @@ class Snapshot:
     command: StoredCommand | None = None
     task_type: TaskTypeRow | None = None
     task: TaskRow | None = None
+    tenant: TenantRow | None = None  # the task's, where a node is judged
     attempt: AttemptRow | None = None  # the presented one, else the task's current one
     incarnation: IncarnationRow | None = None
     previous_incarnation: IncarnationRow | None = None  # current holder of the node's name

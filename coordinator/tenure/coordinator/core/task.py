@@ -55,6 +55,7 @@ def submit(command: Submit, snapshot: Snapshot, now: int, minted: Minted) -> Dec
         effects=declared.effects,
         max_attempts=declared.max_attempts,
         resources=command.resources or declared.resources,
+        profile_digest=declared.profile_digest,
     )
     event = Happened(
         event_id=minted.event_ids[0],

@@ -13,7 +13,7 @@ from asyncpg import Pool
 from pydantic_core import to_json
 
 from tenure.contract.events import EVENT_SOURCE, SCHEMA_VERSION, event_type
-from tenure.contract.ids import IncarnationId
+from tenure.contract.ids import IncarnationId, TenantId
 from tenure.contract.states import TERMINAL_ATTEMPT_STATES
 from tenure.contract.topology import (
     DEFAULT_PREFIX,
@@ -22,7 +22,14 @@ from tenure.contract.topology import (
     node_queue,
     shard_of,
 )
-from tenure.coordinator.core.commands import Allocate, AnyCommand, Expire, RefuseIntake, Renew
+from tenure.coordinator.core.commands import (
+    Allocate,
+    AnyCommand,
+    Expire,
+    RefuseIntake,
+    Renew,
+    TaskTypeDeclared,
+)
 from tenure.coordinator.core.decisions import (
     Accepted,
     AttemptChanged,
@@ -209,6 +216,7 @@ class _Batch:
                 reads.seen_within,
                 reads.intake_id,
                 reads.policy_version,
+                reads.tenant_version,
             )
         )
 
@@ -218,7 +226,7 @@ class _Batch:
                 item, write.task_id, write.tenant, write.type, write.input_text, write.priority,
                 optional_datetime(write.not_before), optional_datetime(write.deadline),
                 write.effects.value, write.max_attempts, write.resources.cpu_millis,
-                write.resources.memory_bytes,
+                write.resources.memory_bytes, bytes.fromhex(write.profile_digest),
             )
         )  # fmt: skip
 
@@ -248,7 +256,7 @@ class _Batch:
                 item, write.attempt_id, write.task_id, write.tenant, write.ordinal, write.node_id,
                 write.incarnation, write.lease_id, write.fencing_token, write.policy_version,
                 write.lease_microseconds, json_text(scope), write.dispatch_event_id,
-                resources.slots, resources.cpu_millis, resources.memory_bytes,
+                resources.slots, resources.cpu_millis, resources.memory_bytes, write.cost_minor,
             )
         )  # fmt: skip
 
@@ -262,22 +270,23 @@ class _Batch:
         )  # fmt: skip
 
     def _incarnation_created(self, item: int, write: IncarnationCreated) -> None:
+        executable = write.executable
+        digest = None if executable is None else executable.digest
+        inventory = None if executable is None else executable.inventory_digest
         self.incarnation_inserts.append(
             (
                 item, write.incarnation, write.tenant, write.node_id, write.queue, write.software,
                 write.protocol_version, write.slots, write.cpu_millis, write.memory_bytes,
                 [declared.name for declared in write.task_types],
+                [bytes.fromhex(declared.profile.digest) for declared in write.task_types],
+                [declared.profile.effects.value for declared in write.task_types],
+                write.facts_text, executable and executable.name,
+                executable and executable.version, _optional_bytes(digest),
+                _optional_bytes(inventory),
             )
         )  # fmt: skip
         for declared in write.task_types:
-            self.task_types.append(
-                (
-                    item, write.tenant, declared.name, declared.effects.value,
-                    declared.max_attempts, declared.resources.cpu_millis,
-                    declared.resources.memory_bytes, declared.input_schema,
-                    declared.output_schema,
-                )
-            )  # fmt: skip
+            self.task_types.append(declared_type(item, write.tenant, declared))
 
     def _event(self, item: int, event: Happened) -> None:
         order_key = event.task_id or event.entity_id
@@ -292,6 +301,23 @@ class _Batch:
             self.events.append((*common, True, "", queue, True, body))
         key = event_routing_key(event.tenant, event.entity_type, event.next_state)
         self.events.append((*common, False, self._exchange, key, False, body))
+
+
+def declared_type(item: int, tenant: TenantId, declared: TaskTypeDeclared) -> tuple[Any, ...]:
+    """A value of ``task_type_upsert``."""
+    profile = declared.profile
+    wanted = profile.requirements
+    return (
+        item, tenant, declared.name, declared.input_schema, declared.output_schema,
+        bytes.fromhex(profile.digest), declared.profile_text, profile.effects.value,
+        profile.max_attempts, profile.resources.cpu_millis, profile.resources.memory_bytes,
+        None if wanted.locations is None else sorted(wanted.locations), sorted(wanted.networks),
+        json_text(dict(sorted(wanted.labels))), profile.match.value, profile.cost_minor,
+    )  # fmt: skip
+
+
+def _optional_bytes(digest: str | None) -> bytes | None:
+    return None if digest is None else bytes.fromhex(digest)
 
 
 def encode(event: Happened) -> bytes:

@@ -13,6 +13,7 @@ grant select on
     tenure.task_inputs, tenure.attempts, tenure.reservations, tenure.nodes, tenure.incarnations,
     tenure.receipts, tenure.renewals, tenure.policies, tenure.intake, tenure.log,
     tenure.log_default,
+    tenure.tenants, tenure.accounts, tenure.profiles, tenure.executables, tenure.fact_changes,
     tenure.relay_shards
 to :"coordinator";
 grant select on
@@ -26,6 +27,9 @@ grant execute on function
     tenure.retry_intake(text, text, text, integer),
     tenure.set_policy(
         integer, bigint, bigint, bigint, bigint, bigint, bigint, text, text),
+    tenure.set_tenant(text, jsonb, text),
+    tenure.set_node_facts(text, text, jsonb, text),
+    tenure.set_executable(text, bytea, text, text),
     tenure.commit_batch(
         tenure.commit_item[], tenure.task_insert[], tenure.task_update[], tenure.attempt_insert[],
         tenure.attempt_update[], tenure.lease_renewal[], tenure.receipt_insert[],

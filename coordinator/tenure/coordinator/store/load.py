@@ -26,11 +26,13 @@ from tenure.coordinator.store import named_queries
 from tenure.coordinator.store.rows import (
     attempt_row,
     incarnation_row,
+    judged_task_row,
     optional_task_id,
     receipt_row,
     stored_command,
     task_row,
     task_type_row,
+    tenant_row,
     to_microseconds,
 )
 
@@ -131,7 +133,8 @@ async def load_allocations(pool: Pool, commands: Sequence[Allocate]) -> Loaded:
         [
             Snapshot(
                 epoch=record["epoch"] or 0,
-                task=task_row(record),
+                task=judged_task_row(record),
+                tenant=tenant_row(record),
                 incarnation=incarnation_row(record),
             )
             for record in records

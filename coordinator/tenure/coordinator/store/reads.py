@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from tenure.contract.codec import decode_event
 from tenure.contract.codes import Code
 from tenure.contract.ids import IncarnationId, NodeId, TenantId
-from tenure.contract.reports import Assignment, Resources
+from tenure.contract.reports import Assignment, NodeFacts, Resources
 from tenure.contract.states import (
     AttemptState,
     EntityType,
@@ -27,6 +27,7 @@ from tenure.contract.tasks import (
     AttemptView,
     IntakeEntry,
     IntakeList,
+    NodeExecutable,
     NodeView,
     OutboxStatus,
     ReceiptView,
@@ -254,7 +255,7 @@ class Reads:
     async def nodes(self, tenant: TenantId) -> tuple[NodeView, ...]:
         """Live incarnations, and those that ended within the last hour."""
         rows = await self._reader.fetch(_NODES["list_nodes"], tenant, MAX_NODES)
-        return tuple(_node(row) for row in rows)
+        return tuple(node_view(row) for row in rows)
 
     async def queues(self) -> dict[str, bool]:
         """Queues of nodes of all tenants: True when it must exist, False when it may be deleted."""
@@ -364,7 +365,8 @@ def _timeline_entry(body: bytes) -> TimelineEntry:
     )
 
 
-def _node(row: Record) -> NodeView:
+def node_view(row: Record) -> NodeView:
+    """An incarnation as people see it."""
     limited = row["cpu_millis"] is not None and row["memory_bytes"] is not None
     return NodeView(
         node_id=row["node_id"],
@@ -379,6 +381,19 @@ def _node(row: Record) -> NodeView:
         else None,
         resources_used=Resources(cpu_millis=row["cpu_used"], memory_bytes=row["memory_used"]),
         task_types=tuple(row["task_types"]),
+        profiles={
+            name: digest.hex()
+            for name, digest in zip(row["task_types"], row["profile_digests"], strict=True)
+        },
+        facts=NodeFacts.model_validate_json(row["facts"]),
+        executable=None
+        if row["executable_digest"] is None
+        else NodeExecutable(
+            name=row["executable_name"],
+            version=row["executable_version"],
+            digest=row["executable_digest"].hex(),
+            withdrawn=row["executable_withdrawn"],
+        ),
         registered_at=row["registered_at"],
         last_seen_at=row["last_seen_at"],
         seconds_since_seen=max(0.0, row["seconds_since_seen"]),

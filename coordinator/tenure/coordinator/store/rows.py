@@ -1,6 +1,7 @@
 """Records of the driver -> rows of the core. Instants become integer microseconds."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -18,15 +19,27 @@ from tenure.contract.ids import (
     TaskId,
     TenantId,
 )
-from tenure.contract.states import AttemptState, Effects, NodeState, TaskState
+from tenure.contract.states import (
+    AttemptState,
+    Effects,
+    Match,
+    NodeState,
+    TaskState,
+    TenantState,
+)
 from tenure.coordinator.core.decisions import Reply
 from tenure.coordinator.core.rows import (
     AttemptRow,
     IncarnationRow,
+    NodeFacts,
+    ProfileRow,
     ReceiptRow,
+    Requirements,
     ResourceAmounts,
+    RunProfile,
     TaskRow,
     TaskTypeRow,
+    TenantRow,
 )
 from tenure.coordinator.core.snapshot import StoredCommand
 
@@ -85,6 +98,68 @@ def task_row(record: Record) -> TaskRow | None:
     )
 
 
+def judged_task_row(record: Record) -> TaskRow | None:
+    """As ``task_row``, with the profile that nodes are judged by."""
+    task = task_row(record)
+    return None if task is None else replace(task, profile=profile_row(record))
+
+
+def profile_row(record: Record) -> ProfileRow | None:
+    """The profile of a loaded record, if it is known."""
+    if record["match"] is None:
+        return None
+    locations = record["profile_locations"]
+    return ProfileRow(
+        digest=record["profile_digest"].hex(),
+        type=record["profile_type"],
+        effects=Effects(record["profile_effects"]),
+        max_attempts=record["profile_max_attempts"],
+        resources=ResourceAmounts(record["profile_cpu_millis"], record["profile_memory_bytes"]),
+        requirements=Requirements(
+            locations=None if locations is None else frozenset(locations),
+            networks=frozenset(record["profile_networks"]),
+            labels=frozenset(from_json(record["profile_labels"]).items()),
+        ),
+        match=Match(record["match"]),
+        cost_minor=record["cost_minor"],
+    )
+
+
+def tenant_row(record: Record) -> TenantRow | None:
+    """What is stated about the tenant of a loaded record, if anything is."""
+    if record["fact_tenant"] is None:
+        return None
+    return TenantRow(
+        tenant=TenantId(record["fact_tenant"]),
+        version=record["tenant_version"],
+        authorized=record["tenant_state"] == TenantState.AUTHORIZED,
+        weight=record["weight"],
+        node_pools=_optional_set(record["node_pools"]),
+        locations=_optional_set(record["tenant_locations"]),
+        networks=_optional_set(record["tenant_networks"]),
+        budget_minor=record["budget_minor"],
+        budget_unlimited=record["budget_unlimited"],
+        held_minor=record["held_minor"],
+        spent_minor=record["spent_minor"],
+    )
+
+
+def node_facts(text: str) -> NodeFacts:
+    """What counts of what was stated about a node."""
+    stated = from_json(text)
+    return NodeFacts(
+        pool=stated.get("pool"),
+        location=stated.get("location"),
+        zone=stated.get("zone"),
+        networks=_optional_set(stated.get("networks")),
+        labels=frozenset(stated.get("labels", {}).items()),
+    )
+
+
+def _optional_set(values: Sequence[str] | None) -> frozenset[str] | None:
+    return None if values is None else frozenset(values)
+
+
 def attempt_row(record: Record) -> AttemptRow | None:
     """The attempt of a loaded record, if there was one."""
     if record["attempt_id"] is None:
@@ -128,6 +203,7 @@ def incarnation_row(record: Record) -> IncarnationRow | None:
     """The incarnation of a loaded record, if there was one."""
     if record["incarnation"] is None:
         return None
+    executable = record["executable_digest"]
     return IncarnationRow(
         incarnation=IncarnationId(str(record["incarnation"])),
         tenant=TenantId(record["node_tenant"]),
@@ -143,6 +219,18 @@ def incarnation_row(record: Record) -> IncarnationRow | None:
         memory_used=record["memory_used"],
         task_types=frozenset(record["task_types"]),
         last_seen_at=to_microseconds(record["last_seen_at"]),
+        facts=node_facts(record["node_facts"]),
+        profiles=tuple(
+            RunProfile(type_name, digest.hex(), Effects(effects))
+            for type_name, digest, effects in zip(
+                record["task_types"],
+                record["profile_digests"],
+                record["type_effects"],
+                strict=True,
+            )
+        ),
+        executable_digest=None if executable is None else executable.hex(),
+        executable_withdrawn=record["executable_withdrawn"],
     )
 
 
@@ -188,6 +276,7 @@ def task_type_row(record: Record) -> TaskTypeRow | None:
         return None
     return TaskTypeRow(
         name=record["name"],
+        profile_digest=record["profile_digest"].hex(),
         effects=Effects(record["effects"]),
         max_attempts=record["max_attempts"],
         resources=ResourceAmounts(record["cpu_millis"], record["memory_bytes"]),

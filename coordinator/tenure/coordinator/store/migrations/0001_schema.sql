@@ -1,6 +1,6 @@
 -- The authority's state. Every row carries its tenant; every writer goes through the functions of
--- the following migrations, in one lock order: tasks, nodes, incarnations, intake, unique keys, append
--- lock.
+-- the following migrations, in one lock order: tasks, nodes, incarnations, tenants, accounts, intake,
+-- unique keys, append lock.
 
 -- Who this database is. Compared with the running server inside every commit: a copy, a restored
 -- backup or a promoted standby grants nothing until somebody has decided what it is.
@@ -26,13 +26,11 @@ create table commands (
     decided_at timestamptz not null
 );
 
+-- The declaration of a type as registered last; its profile is frozen in each task.
 create table task_types (
     tenant text not null,
     name text not null,
-    effects text not null check (effects in ('none', 'guarded', 'idempotent', 'unguarded')),
-    max_attempts integer not null check (max_attempts >= 1),
-    cpu_millis integer not null check (cpu_millis >= 0),
-    memory_bytes bigint not null check (memory_bytes >= 0),
+    profile_digest bytea not null,
     input_schema json,
     output_schema json,
     registered_at timestamptz not null,
@@ -60,6 +58,7 @@ create table tasks (
     max_attempts integer not null,
     cpu_millis integer not null check (cpu_millis >= 0),
     memory_bytes bigint not null check (memory_bytes >= 0),
+    profile_digest bytea not null,
     cancel_requested_at timestamptz,
     created_at timestamptz not null,
     decided_at timestamptz not null,        -- time never runs back for a task
@@ -128,6 +127,7 @@ create table reservations (
     slots integer not null check (slots >= 0),
     cpu_millis integer not null check (cpu_millis >= 0),
     memory_bytes bigint not null check (memory_bytes >= 0),
+    cost_minor bigint not null check (cost_minor >= 0),
     created_at timestamptz not null
 );
 
@@ -135,6 +135,7 @@ create table nodes (
     tenant text not null,
     node_id text not null,
     incarnation uuid,                       -- the current one
+    stated_facts jsonb not null default '{}', -- by operators: before what the node itself states
     primary key (tenant, node_id)
 );
 
@@ -156,6 +157,14 @@ create table incarnations (
     cpu_used bigint not null default 0 check (cpu_used >= 0),
     memory_used bigint not null default 0 check (memory_used >= 0),
     task_types text[] not null,
+    profile_digests bytea[] not null,       -- of each type, in the same order
+    type_effects text[] not null,
+    own_facts jsonb not null,               -- as the node states them
+    facts jsonb not null,                   -- what counts
+    executable_name text,
+    executable_version text,
+    executable_digest bytea,
+    executable_withdrawn boolean not null default false,
     registered_at timestamptz not null,
     last_seen_at timestamptz not null,
     ended_at timestamptz,

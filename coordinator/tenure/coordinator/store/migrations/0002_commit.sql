@@ -1,7 +1,7 @@
 -- Compare-and-append: the only way to change the authority's state.
 --
 -- One call carries many items; each item is applied whole or not at all. The call locks what the
--- items name (tasks, nodes, incarnations, rows of the intake: each by id), reads the clock after the
+-- items name (tasks, nodes, incarnations, tenants, accounts, rows of the intake: each by id), reads the clock after the
 -- last row lock, looks up command ids before every other guard, checks each item's guards, applies the
 -- items whose guards hold and appends their events as its last statement, under the append lock. Its
 -- answer is two small arrays, so that nothing waits for the client's socket before the commit.
@@ -32,12 +32,13 @@ create type commit_item as (
     new_deadline timestamptz,   -- of a task that the item creates
     seen_within bigint,         -- microseconds since the incarnation was last heard of
     intake_id bigint,           -- guard: the row still waits
-    policy_version integer      -- guard: the policy in force
+    policy_version integer,     -- guard: the policy in force
+    tenant_version bigint       -- guard: of the item's tenant
 );
 create type task_insert as (
     item integer, task_id uuid, tenant text, type text, input json, priority smallint,
     not_before timestamptz, deadline timestamptz, effects text, max_attempts integer,
-    cpu_millis integer, memory_bytes bigint
+    cpu_millis integer, memory_bytes bigint, profile_digest bytea
 );
 create type task_update as (
     item integer, task_id uuid, state text, reason text, message text, sequence bigint,
@@ -48,7 +49,7 @@ create type attempt_insert as (
     item integer, attempt_id uuid, task_id uuid, tenant text, ordinal bigint, node_id text,
     incarnation uuid, lease_id uuid, fencing_token bigint, policy_version integer,
     lease_microseconds bigint, scope json, dispatch_event_id uuid, slots integer,
-    cpu_millis integer, memory_bytes bigint
+    cpu_millis integer, memory_bytes bigint, cost_minor bigint
 );
 create type attempt_update as (
     item integer, attempt_id uuid, state text, reason text, message text, sequence bigint,
@@ -63,12 +64,15 @@ create type receipt_insert as (
 create type incarnation_insert as (
     item integer, incarnation uuid, tenant text, node_id text, queue text, software text,
     protocol_version integer, slots integer, cpu_millis integer, memory_bytes bigint,
-    task_types text[]
+    task_types text[], profile_digests bytea[], type_effects text[], own_facts jsonb,
+    executable_name text, executable_version text, executable_digest bytea, inventory_digest bytea
 );
 create type incarnation_update as (item integer, incarnation uuid, state text, sequence bigint);
 create type task_type_upsert as (
-    item integer, tenant text, name text, effects text, max_attempts integer, cpu_millis integer,
-    memory_bytes bigint, input_schema json, output_schema json
+    item integer, tenant text, name text, input_schema json, output_schema json,
+    profile_digest bytea, content json, effects text, max_attempts integer, cpu_millis integer,
+    memory_bytes bigint, locations text[], networks text[], labels json, match text,
+    cost_minor bigint
 );
 create type event_append as (
     item integer, shard smallint, order_key uuid, tenant text, entity_type text, entity_id uuid,
@@ -125,6 +129,7 @@ declare
     v_policy integer;
     v_stored uuid[];
     v_expected integer;
+    v_held jsonb := '{}';
     v_slots bigint[] := '{}';
     v_cpu bigint[] := '{}';
     v_memory bigint[] := '{}';
@@ -159,6 +164,25 @@ begin
         union
         select unnest(p_seen)))
     order by n.incarnation
+    for no key update;
+
+    -- What a tenant may use does not change while something is given out by it; its account changes
+    -- only where something costs.
+    if cardinality(p_attempt_inserts) > 0 then
+        perform 1 from tenants e
+        where e.tenant = any (array(
+            select i.tenant from unnest(p_items) i where i.tenant_version is not null))
+        order by e.tenant
+        for key share;
+    end if;
+    perform 1 from accounts c
+    where c.tenant = any (array(
+        select w.tenant from unnest(p_attempt_inserts) w where w.cost_minor > 0
+        union
+        select e.tenant from reservations e
+        where e.cost_minor > 0 and e.attempt_id = any (array(
+            select u.attempt_id from unnest(p_attempt_updates) u where u.ends))))
+    order by c.tenant
     for no key update;
 
     if cardinality(p_intake) > 0 then
@@ -197,6 +221,8 @@ begin
                     and n.version is distinct from i.incarnation_version then 1
                 when i.node_id is not null
                     and o.incarnation is distinct from i.node_incarnation then 1
+                when i.tenant_version is not null
+                    and e.version is distinct from i.tenant_version then 1
                 when i.content_digest is not null and exists (
                     select 1 from receipts e
                     where e.attempt_id = i.attempt_id
@@ -222,6 +248,7 @@ begin
         left join incarnations n on n.incarnation = i.incarnation
         left join nodes o on o.tenant = i.tenant and o.node_id = i.node_id
         left join intake q on q.intake_id = i.intake_id
+        left join tenants e on e.tenant = i.tenant and i.tenant_version is not null
         cross join lateral (select greatest(clock, t.decided_at, a.decided_at) as at) m
     ) g;
 
@@ -258,20 +285,29 @@ begin
 
     -- Counters that items share are running sums in item order.
     for r in
-        select s.item, s.slots, s.cpu_millis, s.memory_bytes,
+        select s.item, s.slots, s.cpu_millis, s.memory_bytes, s.tenant, s.cost_minor,
+            e.budget_unlimited, e.budget_minor - c.held_minor - c.spent_minor as budget_left,
             dense_rank() over (order by s.incarnation) as k,
             n.slots - n.slots_used as slots_free,
             n.cpu_millis - n.cpu_used as cpu_free,
             n.memory_bytes - n.memory_used as memory_free
         from unnest(p_attempt_inserts) s
         left join incarnations n on n.incarnation = s.incarnation
+        left join tenants e on e.tenant = s.tenant and s.cost_minor > 0
+        left join accounts c on c.tenant = s.tenant and s.cost_minor > 0
         where outcomes[s.item] = 0
         order by s.item
     loop
         if r.slots_free >= coalesce(v_slots[r.k], 0) + r.slots
             and coalesce(r.cpu_free >= coalesce(v_cpu[r.k], 0) + r.cpu_millis, true)
             and coalesce(r.memory_free >= coalesce(v_memory[r.k], 0) + r.memory_bytes, true)
+            and (r.cost_minor = 0 or r.budget_unlimited or coalesce(r.budget_left
+                >= coalesce((v_held ->> r.tenant)::bigint, 0) + r.cost_minor, false))
         then
+            if r.cost_minor > 0 then
+                v_held := jsonb_set(v_held, array[r.tenant], to_jsonb(
+                    coalesce((v_held ->> r.tenant)::bigint, 0) + r.cost_minor));
+            end if;
             v_slots[r.k] := coalesce(v_slots[r.k], 0) + r.slots;
             v_cpu[r.k] := coalesce(v_cpu[r.k], 0) + r.cpu_millis;
             v_memory[r.k] := coalesce(v_memory[r.k], 0) + r.memory_bytes;
@@ -309,9 +345,11 @@ begin
 
     if cardinality(p_task_inserts) > 0 then
         insert into tasks (task_id, tenant, type, state, version, sequence, priority, not_before,
-            deadline, effects, max_attempts, cpu_millis, memory_bytes, created_at, decided_at)
+            deadline, effects, max_attempts, cpu_millis, memory_bytes, profile_digest, created_at,
+            decided_at)
         select w.task_id, w.tenant, w.type, 'open', 1, 1, w.priority, w.not_before, w.deadline,
-            w.effects, w.max_attempts, w.cpu_millis, w.memory_bytes, decided[w.item], decided[w.item]
+            w.effects, w.max_attempts, w.cpu_millis, w.memory_bytes, w.profile_digest,
+            decided[w.item], decided[w.item]
         from unnest(p_task_inserts) w where outcomes[w.item] = 0;
         insert into task_inputs (task_id, tenant, input)
         select w.task_id, w.tenant, w.input
@@ -349,9 +387,9 @@ begin
         join tasks t on t.task_id = w.task_id
         where outcomes[w.item] = 0;
         insert into reservations (attempt_id, tenant, incarnation, slots, cpu_millis,
-            memory_bytes, created_at)
+            memory_bytes, cost_minor, created_at)
         select w.attempt_id, w.tenant, w.incarnation, w.slots, w.cpu_millis, w.memory_bytes,
-            decided[w.item]
+            w.cost_minor, decided[w.item]
         from unnest(p_attempt_inserts) w where outcomes[w.item] = 0;
         update incarnations n set
             slots_used = n.slots_used + d.slots,
@@ -364,6 +402,13 @@ begin
             group by w.incarnation
         ) d
         where n.incarnation = d.incarnation;
+        update accounts c set held_minor = c.held_minor + d.cost_minor
+        from (
+            select w.tenant, sum(w.cost_minor) as cost_minor
+            from unnest(p_attempt_inserts) w where outcomes[w.item] = 0 and w.cost_minor > 0
+            group by w.tenant
+        ) d
+        where c.tenant = d.tenant;
     end if;
 
     if cardinality(p_attempt_updates) > 0 then
@@ -382,7 +427,20 @@ begin
         with released as (
             delete from reservations e using unnest(p_attempt_updates) w
             where e.attempt_id = w.attempt_id and w.ends and outcomes[w.item] = 0
-            returning e.incarnation, e.slots, e.cpu_millis, e.memory_bytes
+            returning e.incarnation, e.slots, e.cpu_millis, e.memory_bytes, e.tenant,
+                e.cost_minor, w.state = 'delivered' as delivered
+        ),
+        -- What an attempt held is spent by its delivery, and free again otherwise.
+        settled as (
+            update accounts c set
+                held_minor = c.held_minor - d.cost_minor,
+                spent_minor = c.spent_minor + d.spent_minor
+            from (
+                select tenant, sum(cost_minor) as cost_minor,
+                    coalesce(sum(cost_minor) filter (where delivered), 0) as spent_minor
+                from released where cost_minor > 0 group by tenant
+            ) d
+            where c.tenant = d.tenant
         )
         update incarnations n set
             slots_used = n.slots_used - d.slots,
@@ -439,28 +497,36 @@ begin
     end if;
 
     if cardinality(p_incarnation_inserts) > 0 then
+        -- Locked until the commit, also where it is known, so that nobody withdraws it meanwhile.
+        insert into executables (tenant, digest, name, version, inventory_digest, registered_at,
+            seen_at)
+        select distinct on (w.tenant, w.executable_digest) w.tenant, w.executable_digest,
+            w.executable_name, w.executable_version, w.inventory_digest, decided[w.item],
+            decided[w.item]
+        from unnest(p_incarnation_inserts) w
+        where outcomes[w.item] = 0 and w.executable_digest is not null
+        order by w.tenant, w.executable_digest
+        on conflict (tenant, digest) do update set seen_at = excluded.seen_at;
         insert into incarnations (incarnation, tenant, node_id, state, version, sequence, queue,
             software, protocol_version, slots, cpu_millis, memory_bytes, task_types,
-            registered_at, last_seen_at)
+            profile_digests, type_effects, own_facts, facts, executable_name, executable_version,
+            executable_digest, executable_withdrawn, registered_at, last_seen_at)
         select w.incarnation, w.tenant, w.node_id, 'active', 1, 1, w.queue, w.software,
-            w.protocol_version, w.slots, w.cpu_millis, w.memory_bytes, w.task_types, decided[w.item],
+            w.protocol_version, w.slots, w.cpu_millis, w.memory_bytes, w.task_types,
+            w.profile_digests, w.type_effects, w.own_facts,
+            facts_of(w.own_facts, o.stated_facts), w.executable_name, w.executable_version,
+            w.executable_digest, coalesce(x.state = 'withdrawn', false), decided[w.item],
             decided[w.item]
-        from unnest(p_incarnation_inserts) w where outcomes[w.item] = 0
+        from unnest(p_incarnation_inserts) w
+        join nodes o on o.tenant = w.tenant and o.node_id = w.node_id
+        left join executables x on x.tenant = w.tenant and x.digest = w.executable_digest
+        where outcomes[w.item] = 0
         order by w.incarnation;
         update nodes o set incarnation = w.incarnation
         from unnest(p_incarnation_inserts) w
         where o.tenant = w.tenant and o.node_id = w.node_id and outcomes[w.item] = 0;
-        insert into task_types (tenant, name, effects, max_attempts, cpu_millis, memory_bytes,
-            input_schema, output_schema, registered_at)
-        select distinct on (w.tenant, w.name) w.tenant, w.name, w.effects, w.max_attempts,
-            w.cpu_millis, w.memory_bytes, w.input_schema, w.output_schema, decided[w.item]
-        from unnest(p_task_types) w where outcomes[w.item] = 0
-        order by w.tenant, w.name, w.item desc
-        on conflict (tenant, name) do update set
-            effects = excluded.effects, max_attempts = excluded.max_attempts,
-            cpu_millis = excluded.cpu_millis, memory_bytes = excluded.memory_bytes,
-            input_schema = excluded.input_schema, output_schema = excluded.output_schema,
-            registered_at = excluded.registered_at;
+        perform register_profiles(
+            array(select w from unnest(p_task_types) w where outcomes[w.item] = 0), clock);
     end if;
 
     if cardinality(p_intake) > 0 then

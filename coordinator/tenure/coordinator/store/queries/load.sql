@@ -32,11 +32,12 @@ order by i.ord;
 select
     (select tenure.confirmed_epoch()) as epoch, clock_timestamp() as clock,
     c.command_id, c.tenant as command_tenant, c.fingerprint, c.reply, c.decided_at as command_at,
-    y.name, y.effects, y.max_attempts, y.cpu_millis, y.memory_bytes,
+    y.name, y.profile_digest, p.effects, p.max_attempts, p.cpu_millis, p.memory_bytes,
     q.task_id as enqueued_task_id
 from unnest($1::uuid[], $2::text[], $3::text[]) with ordinality as i (command_id, tenant, type, ord)
 left join tenure.commands c on c.command_id = i.command_id
 left join tenure.task_types y on y.tenant = i.tenant and y.name = i.type
+left join tenure.profiles p on p.tenant = y.tenant and p.digest = y.profile_digest
 left join tenure.intake q on q.command_id = i.command_id and q.state = 'waiting'
 order by i.ord;
 
@@ -46,13 +47,14 @@ order by i.ord;
 select
     (select tenure.confirmed_epoch()) as epoch, clock_timestamp() as clock,
     c.command_id, c.tenant as command_tenant, c.fingerprint, c.reply, c.decided_at as command_at,
-    y.name, y.effects, y.max_attempts, y.cpu_millis, y.memory_bytes,
+    y.name, y.profile_digest, p.effects, p.max_attempts, p.cpu_millis, p.memory_bytes,
     q.state as intake_state
 from unnest($1::bigint[], $2::uuid[], $3::text[], $4::text[]) with ordinality
     as i (intake_id, command_id, tenant, type, ord)
 left join tenure.intake q on q.intake_id = i.intake_id
 left join tenure.commands c on c.command_id = i.command_id
 left join tenure.task_types y on y.tenant = i.tenant and y.name = i.type
+left join tenure.profiles p on p.tenant = y.tenant and p.digest = y.profile_digest
 order by i.ord;
 
 -- name: allocations
@@ -65,10 +67,21 @@ select
     n.incarnation, n.tenant as node_tenant, n.node_id, n.state as node_state,
     n.version as node_version, n.sequence as node_sequence, n.slots,
     n.cpu_millis as node_cpu_millis, n.memory_bytes as node_memory_bytes, n.slots_used,
-    n.cpu_used, n.memory_used, n.task_types, n.last_seen_at
+    n.cpu_used, n.memory_used, n.task_types, n.last_seen_at, n.facts::text as node_facts,
+    n.profile_digests, n.type_effects, n.executable_digest, n.executable_withdrawn,
+    t.profile_digest, p.type as profile_type, p.effects as profile_effects,
+    p.max_attempts as profile_max_attempts, p.cpu_millis as profile_cpu_millis,
+    p.memory_bytes as profile_memory_bytes, p.locations as profile_locations,
+    p.networks as profile_networks, p.labels::text as profile_labels, p.match, p.cost_minor,
+    e.tenant as fact_tenant, e.version as tenant_version, e.state as tenant_state, e.weight,
+    e.node_pools, e.locations as tenant_locations, e.networks as tenant_networks, e.budget_minor,
+    e.budget_unlimited, b.held_minor, b.spent_minor
 from unnest($1::uuid[], $2::uuid[]) with ordinality as i (task_id, incarnation, ord)
 left join tenure.tasks t on t.task_id = i.task_id
 left join tenure.incarnations n on n.incarnation = i.incarnation
+left join tenure.profiles p on p.tenant = t.tenant and p.digest = t.profile_digest
+left join tenure.tenants e on e.tenant = t.tenant
+left join tenure.accounts b on b.tenant = t.tenant
 order by i.ord;
 
 -- name: nodes
@@ -79,7 +92,8 @@ select
     n.incarnation, n.tenant as node_tenant, n.node_id, n.state as node_state,
     n.version as node_version, n.sequence as node_sequence, n.slots,
     n.cpu_millis as node_cpu_millis, n.memory_bytes as node_memory_bytes, n.slots_used,
-    n.cpu_used, n.memory_used, n.task_types, n.last_seen_at
+    n.cpu_used, n.memory_used, n.task_types, n.last_seen_at, n.facts::text as node_facts,
+    n.profile_digests, n.type_effects, n.executable_digest, n.executable_withdrawn
 from unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[]) with ordinality
     as i (command_id, incarnation, tenant, node_id, ord)
 left join tenure.commands c on c.command_id = i.command_id

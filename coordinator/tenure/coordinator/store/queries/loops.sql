@@ -10,7 +10,11 @@ select
     (select tenure.confirmed_epoch()) as epoch, clock_timestamp() as clock,
     t.task_id, t.tenant, t.type, t.state, t.version, t.sequence, t.generation,
     t.current_attempt_id, t.failures, t.losses, t.not_before, t.deadline, t.effects,
-    t.max_attempts, t.cpu_millis, t.memory_bytes, t.cancel_requested_at, t.decided_at
+    t.max_attempts, t.cpu_millis, t.memory_bytes, t.cancel_requested_at, t.decided_at,
+    t.profile_digest, p.type as profile_type, p.effects as profile_effects,
+    p.max_attempts as profile_max_attempts, p.cpu_millis as profile_cpu_millis,
+    p.memory_bytes as profile_memory_bytes, p.locations as profile_locations,
+    p.networks as profile_networks, p.labels::text as profile_labels, p.match, p.cost_minor
 from unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[])
     as k (tenant, type, cpu_millis, memory_bytes)
 cross join lateral (
@@ -24,17 +28,25 @@ cross join lateral (
     order by w.priority desc, w.task_id
     limit $5
 ) t
+left join tenure.profiles p on p.tenant = t.tenant and p.digest = t.profile_digest
 order by t.priority desc, t.task_id
 limit $5;
 
 -- name: free_nodes
--- Incarnations that may take new work: active, heard of within $1, with a free slot.
+-- Incarnations that may take new work: active, heard of within $1, with a free slot. With each what
+-- its tenant may use.
 select
     n.incarnation, n.tenant as node_tenant, n.node_id, n.state as node_state,
     n.version as node_version, n.sequence as node_sequence, n.slots,
     n.cpu_millis as node_cpu_millis, n.memory_bytes as node_memory_bytes, n.slots_used,
-    n.cpu_used, n.memory_used, n.task_types, n.last_seen_at
+    n.cpu_used, n.memory_used, n.task_types, n.last_seen_at, n.facts::text as node_facts,
+    n.profile_digests, n.type_effects, n.executable_digest, n.executable_withdrawn,
+    e.tenant as fact_tenant, e.version as tenant_version, e.state as tenant_state, e.weight,
+    e.node_pools, e.locations as tenant_locations, e.networks as tenant_networks, e.budget_minor,
+    e.budget_unlimited, b.held_minor, b.spent_minor
 from tenure.incarnations n
+left join tenure.tenants e on e.tenant = n.tenant
+left join tenure.accounts b on b.tenant = n.tenant
 where n.state = 'active' and n.slots_used < n.slots
   and n.last_seen_at > (select clock_timestamp() - $1::interval)
 order by n.incarnation;

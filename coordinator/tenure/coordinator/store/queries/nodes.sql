@@ -19,13 +19,28 @@ limit $3
 -- Those that are alive, and those that ended within the last hour.
 select
     node_id, incarnation::text as incarnation, state, software, protocol_version, slots, slots_used,
-    cpu_millis, memory_bytes, cpu_used, memory_used, task_types, registered_at, last_seen_at,
+    cpu_millis, memory_bytes, cpu_used, memory_used, task_types, profile_digests,
+    facts::text as facts, executable_name, executable_version, executable_digest,
+    executable_withdrawn, registered_at, last_seen_at,
     extract(epoch from clock_timestamp() - last_seen_at)::float8 as seconds_since_seen
 from tenure.incarnations
 where tenant = $1
     and (state <> 'gone' or ended_at > clock_timestamp() - interval '1 hour')
 order by node_id, registered_at desc
 limit $2
+
+-- name: node
+-- A node by name, with what operators state about it, and its current incarnation if it has one.
+select
+    o.node_id, o.stated_facts::text as stated_facts,
+    n.incarnation::text as incarnation, n.state, n.software, n.protocol_version, n.slots,
+    n.slots_used, n.cpu_millis, n.memory_bytes, n.cpu_used, n.memory_used, n.task_types,
+    n.profile_digests, n.facts::text as facts, n.executable_name, n.executable_version,
+    n.executable_digest, n.executable_withdrawn, n.registered_at, n.last_seen_at,
+    extract(epoch from clock_timestamp() - n.last_seen_at)::float8 as seconds_since_seen
+from tenure.nodes o
+left join tenure.incarnations n on n.incarnation = o.incarnation
+where o.tenant = $1 and o.node_id = $2
 
 -- name: queues
 -- Queues that must exist, and queues to delete. A queue is needed as long as a message for it may

@@ -1,0 +1,72 @@
+"""``tenure why``."""
+
+import asyncio
+from typing import Any
+
+from tenure.cli.connection import open_client
+from tenure.cli.output import Output, ago, print_fields, print_json, print_table
+from tenure.contract.scheduling import Explanation, FilterView, Why
+
+
+def why(task_id: str, /, *, output: Output = "table") -> None:
+    """Say why a task is not running: what each filter says of each node, and its turn."""
+
+    async def read() -> Any:
+        async with open_client() as client:
+            return await client.task(task_id).why()
+
+    found = asyncio.run(read())
+    if output == "json":
+        print_json(found)
+        return
+    print_fields(
+        [
+            ("task", found.task_id),
+            ("type", found.type),
+            ("phase", found.phase.value),
+            ("reason", found.reason),
+            ("since", ago(found.since)),
+            ("not before", found.not_before),
+            ("deadline", found.deadline),
+            ("node", found.node_id),
+            ("turn", found.position and f"number {found.position} of what waits"),
+            ("profile", f"{found.explanation.profile_digest} ({found.explanation.match.value})"),
+            ("because", sentence(found)),
+        ]
+    )
+    print()
+    print_explanation(found.explanation)
+
+
+def sentence(found: Why) -> str:
+    """The standing of a task, for people."""
+    explained = found.explanation
+    there = explained.nodes - sum(explained.unavailable.values())
+    return {
+        "ended": "it has ended",
+        "held": "it is held: somebody has to decide",
+        "with_a_node": "a node has it",
+        "not_before": "its time has not come",
+        "deadline_passed": "its deadline has passed: it ends now",
+        "no_node": "no node takes work now",
+        "excluded": f"each of {there} nodes is excluded",
+        "queued": f"{explained.eligible} of {there} nodes can take it: it waits for its turn",
+    }.get(explained.standing, explained.standing)
+
+
+def print_explanation(explained: Explanation) -> None:
+    """What each filter says of the nodes."""
+    away = ", ".join(f"{number} {code}" for code, number in explained.unavailable.items())
+    print(f"{explained.nodes} nodes" + (f", of which are away: {away}" if away else ""))
+    print_table(
+        ["filter", "excludes", "why", "nearest", "wants", "finds"],
+        [_row(one) for one in explained.filters],
+    )
+
+
+def _row(one: FilterView) -> tuple[object, ...]:
+    reasons = ", ".join(f"{number} {code}" for code, number in one.codes.items())
+    if one.nearest is None:
+        return one.filter, one.removed, None, None, None, None
+    near = one.nearest
+    return one.filter, one.removed, reasons, near.node_id, near.wanted, near.found
