@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings as hypothesis_settings
 
 from tenure.cli.local.postgres import PrivatePostgres
 from tenure.cli.local.rabbitmq import PrivateRabbitmq
@@ -24,6 +25,10 @@ from tests.support.pgbouncer import Pooler, pgbouncer, route
 
 _DATABASES = frozenset({"database", "module_database", "pooled_database"})
 """Fixtures with logins of services."""
+
+# How long an example takes says how busy the machine is.
+hypothesis_settings.register_profile("untimed", deadline=None)
+hypothesis_settings.load_profile("untimed")
 
 CHOSEN = pytest.StashKey[tuple[services.Backend, str]]()
 

@@ -15,7 +15,14 @@ from tests.support import services
 from tests.support.armed_app import WRITE, Row, executor
 from tests.support.coordinator import Fleet, fleet
 from tests.support.downstream import Downstream, downstream
-from tests.support.executors import attempts, executing, registered, result, settings_of
+from tests.support.executors import (
+    attempts,
+    executing,
+    registered,
+    result,
+    settings_of,
+    status_pages,
+)
 from tests.support.isolation import BrokerSpace, FreshDatabase
 from tests.support.relays import relaying
 from tests.support.waiting import eventually
@@ -103,7 +110,13 @@ async def test_a_handler_that_outlasts_the_brokers_patience_runs_once_and_no_cha
     async with (
         fleet(database, space) as api,
         relaying(database.relay_url, space.url, space.name_prefix),
-        executing(app, settings_of(api, space, tmp_path, comparison_seconds=3600.0)),
+        status_pages() as pages,
+        executing(
+            app,
+            settings_of(
+                api, space, tmp_path, comparison_seconds=3600.0, executor_listen=pages.address
+            ),
+        ),
     ):
         await registered(api, "node-1")
         (task_id,) = await submit(api, 0, 1)
@@ -112,6 +125,8 @@ async def test_a_handler_that_outlasts_the_brokers_patience_runs_once_and_no_cha
         release.set()
         assert (await result(api, task_id))["state"] == "delivered"
         assert len(began) == len(await attempts(api, task_id)) == 1
+        metrics = (await pages.get("/metrics")).text.splitlines()
+        assert "tenure_executor_consumer_sessions_total 1.0" in metrics
 
 
 async def thrown_out(url: str) -> None:

@@ -2,12 +2,15 @@
 
 import asyncio
 import random
+from contextlib import AsyncExitStack
 
 import asyncpg
 import pytest
 
-from tests.support.isolation import FreshDatabase
-from tests.support.log_rows import LogRow, Stream, append
+from tests.support.books import Arrival, faults, read_log
+from tests.support.isolation import BrokerSpace, FreshDatabase
+from tests.support.log_rows import LogRow, Stream, append, rows_of
+from tests.support.relays import all_passed, broker_channel, consume, declare_queue, relaying
 from tests.support.sessions import blocked, session
 
 
@@ -132,3 +135,58 @@ async def test_a_row_beyond_every_partition_is_kept_in_the_default_one(
         await owner.execute("select setval('tenure.log_position', 500000000)")
         await append(owner, [Stream().next()])
         assert await owner.fetchval("select count(*) from tenure.log_default") == 1
+
+
+@pytest.mark.requirement("RELAY-01")
+@pytest.mark.parametrize("ending", ["commits", "rolls_back"])
+async def test_what_commits_late_is_not_passed_over_and_the_relay_does_not_wait_for_it(
+    database: FreshDatabase, broker: BrokerSpace, ending: str
+) -> None:
+    """One writer holds its transaction with a row in it while twenty others want to commit. They
+    wait for it, so that nothing of theirs can overtake it; what was there before flows."""
+    async with (
+        broker_channel(broker.url) as channel,
+        session(database.admin_url) as observer,
+        session(database.owner_url) as early,
+        AsyncExitStack() as sessions,
+    ):
+        queue = await declare_queue(channel, f"{broker.name_prefix}.q")
+        consumer = await consume(channel, queue)
+        to_queue = {"routing_key": queue, "required": True}
+        others = [
+            await sessions.enter_async_context(session(database.owner_url)) for _ in range(20)
+        ]
+
+        async def write(connection: asyncpg.Connection) -> list[LogRow]:
+            rows = rows_of([Stream() for _ in range(5)], 10, **to_queue)
+            for first in range(0, len(rows), 5):
+                await append(connection, rows[first : first + 5])
+            return rows
+
+        before = await write(early)
+        held = Stream().next(**to_queue)
+        transaction = early.transaction()
+        await transaction.start()
+        await append(early, [held])
+        writing = [asyncio.create_task(write(connection)) for connection in others]
+        for connection in others:
+            await blocked(observer, connection)
+        async with relaying(database.relay_url, broker.url, broker.name_prefix):
+            await consumer.has(before)
+            await all_passed(database.relay_url)
+            assert consumer.event_ids == {str(row.event_id) for row in before}
+            if ending == "commits":
+                await transaction.commit()
+                rows = [held, *before]
+            else:
+                await transaction.rollback()
+                rows = before
+            for written in await asyncio.gather(*writing):
+                rows = [*rows, *written]
+            await consumer.has(rows)
+            await all_passed(database.relay_url)
+        log = await read_log(early, "")
+    assert consumer.event_ids == {str(row.event_id) for row in rows}
+    arrivals = [Arrival(message.event_id, message.body) for message in consumer.messages]
+    assert faults(committed=log, arrivals=arrivals) == []
+    assert len(log) == len(rows) == 1050 + (ending == "commits")

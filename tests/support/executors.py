@@ -7,6 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
+
+from tenure.cli.local.ports import LOOPBACK, reserve_port
 from tenure.executor import Executor
 from tenure.executor.config import ExecutorSettings, load_settings
 from tenure.executor.runner import run_until
@@ -54,6 +57,29 @@ async def executing(app: Executor, settings: ExecutorSettings) -> AsyncIterator[
     finally:
         running.task.cancel()
         await asyncio.gather(running.task, return_exceptions=True)
+
+
+class StatusPages:
+    """Where an executor is told to listen, and what it says there."""
+
+    def __init__(self, address: str, http: httpx2.AsyncClient) -> None:
+        self.address = address
+        self._http = http
+
+    async def get(self, path: str) -> httpx2.Response:
+        """``/readyz`` or ``/metrics``."""
+        return await self._http.get(f"http://{self.address}{path}")
+
+
+@asynccontextmanager
+async def status_pages() -> AsyncIterator[StatusPages]:
+    """An address for the length of a block: hand it in as ``executor_listen``."""
+    reservation = reserve_port()
+    try:
+        async with httpx2.AsyncClient() as http:
+            yield StatusPages(f"{LOOPBACK}:{reservation.port}", http)
+    finally:
+        reservation.release()
 
 
 async def result(fleet: Fleet, task_id: str) -> Any:

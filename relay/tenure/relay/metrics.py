@@ -11,7 +11,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from tenure.relay.core.outcome import Outcome
+from tenure.relay.core.outcome import DELAYING, Outcome
 from tenure.relay.core.window import Window
 from tenure.relay.errors import LogUnavailable
 from tenure.relay.log import Lag
@@ -45,7 +45,13 @@ class RelayMetrics:
         self._in_flight = self._gauge("in_flight", "Publishes without an answer.")
         self._rows = self._gauge("window_rows", "Rows between the cursors and what was read.")
         self._bytes = self._gauge("window_bytes", "Bytes of the bodies held.")
-        self._paused = self._gauge("paused_streams", "Streams that wait after a failure.")
+        failing = Gauge(
+            "tenure_relay_failing_streams",
+            "Streams whose next row is tried again and again, by how it failed last.",
+            ("outcome",),
+            registry=self.registry,
+        )
+        self._failing = {outcome: failing.labels(outcome=outcome.value) for outcome in DELAYING}
         self._lag_rows = self._gauge(
             "lag_rows", "Rows that no relay has published (each shard up to 20,000)."
         )
@@ -70,7 +76,9 @@ class RelayMetrics:
         self._in_flight.set(window.in_flight)
         self._rows.set(window.rows)
         self._bytes.set(window.body_bytes)
-        self._paused.set(window.paused_streams)
+        failing_streams = window.failing_streams
+        for outcome, gauge in self._failing.items():
+            gauge.set(failing_streams[outcome])
         self._connected.labels(server="broker").set(broker_usable)
         self._connected.labels(server="database").set(database_well)
         now = time.monotonic()

@@ -295,3 +295,18 @@ def test_a_paused_stream_of_a_closed_shard_is_forgotten() -> None:
     window.close(0)
     assert window.take(60 * SECOND, 10) == []
     assert window.next_retry() is None
+
+
+def test_a_stream_counts_as_failing_from_its_first_failure_until_its_row_is_published() -> None:
+    window = window_with(row(1, "a", required=True), row(2, "b", required=True))
+    a, b = window.take(0, 10)
+    window.settle(a, Outcome.RETURNED, 0, CALM)
+    window.settle(b, Outcome.NACKED, 0, CALM)
+    assert window.failing_streams == {Outcome.RETURNED: 1, Outcome.NACKED: 1}
+    a, b = window.take(60 * SECOND, 10)
+    assert window.failing_streams == {Outcome.RETURNED: 1, Outcome.NACKED: 1}  # being tried
+    window.settle(a, Outcome.TIMED_OUT, 60 * SECOND, CALM)
+    window.settle(b, Outcome.ACKED, 60 * SECOND, CALM)
+    assert window.failing_streams == {Outcome.TIMED_OUT: 1}
+    window.close(0)
+    assert window.failing_streams == {}

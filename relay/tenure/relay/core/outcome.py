@@ -32,6 +32,10 @@ _VERDICTS = {
     Outcome.LOST: Verdict.AGAIN,
     Outcome.NOT_SENT: Verdict.AGAIN_LATER,
 }
+DELAYING = tuple(
+    outcome for outcome, verdict in _VERDICTS.items() if verdict is Verdict.AGAIN_LATER
+)
+"""Outcomes after which a stream waits; while one of them lasts, an operator has something to do."""
 
 
 def judge(outcome: Outcome, *, required: bool) -> Verdict:

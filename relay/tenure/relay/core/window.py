@@ -12,7 +12,7 @@ Instants and durations are integer microseconds on any one monotonic clock.
 """
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -115,6 +115,7 @@ class _Stream:
     last: Publish | None = None
     in_flight: Publish | None = None
     failures: int = 0
+    failed: Outcome | None = None  # why its first row is not published, once it was tried
     paused: bool = False
 
 
@@ -306,7 +307,7 @@ class Window:
         if not publish._shard.open:
             self._next(stream)
         elif verdict is Verdict.DONE:
-            stream.failures = 0
+            stream.failures, stream.failed = 0, None
             stream.first = publish._next
             if stream.first is None:
                 stream.last = None
@@ -318,6 +319,7 @@ class Window:
             self._next(stream)
         else:
             stream.failures += 1
+            stream.failed = outcome
             stream.paused = True
             self._pause_count += 1
             end = now + self._pause_length(stream.failures, jitter)
@@ -382,9 +384,9 @@ class Window:
         return sum(shard.body_bytes for shard in self._shards.values())
 
     @property
-    def paused_streams(self) -> int:
-        """Streams that wait after a failure."""
-        return len(self._pauses)
+    def failing_streams(self) -> Counter[Outcome]:
+        """Streams whose first row failed when it was tried last, by how it failed."""
+        return Counter(s.failed for s in self._streams.values() if s.failed is not None)
 
     def next_retry(self) -> int | None:
         """When the first paused stream may go on."""
