@@ -92,6 +92,7 @@ class ToxicProxy:
         self.to_server = Direction()
         self.to_client = Direction()
         self.refuse_connections = False
+        self.accepted = 0  # connections ever
         self._open: set[_Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -140,6 +141,7 @@ class ToxicProxy:
         """Close everything."""
         assert self._server is not None
         self._server.close()
+        self.refuse_connections = True  # for those that were accepted and not served yet
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -149,21 +151,21 @@ class ToxicProxy:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        if self.refuse_connections:
-            writer.transport.abort()
-            return
         try:
-            server_reader, server_writer = await asyncio.open_connection(
-                self._upstream.hostname, self._upstream.port
-            )
-        except OSError:
+            # Cancelled by ``stop``; streams would log it.
+            with suppress(OSError, asyncio.CancelledError):
+                if not self.refuse_connections:
+                    await self._forward(reader, writer)
+        finally:
             writer.transport.abort()
-            return
-        link = _Link((reader, writer), (server_reader, server_writer))
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server = await asyncio.open_connection(self._upstream.hostname, self._upstream.port)
+        self.accepted += 1
+        link = _Link((reader, writer), server)
         self._open.add(link)
         try:
-            with suppress(asyncio.CancelledError):  # by ``stop``; streams would log it
-                await link.run(self.to_server, self.to_client, self._make_filter())
+            await link.run(self.to_server, self.to_client, self._make_filter())
         finally:
             self._open.discard(link)
             link.reset(Side.CLIENT)

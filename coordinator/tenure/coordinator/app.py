@@ -51,6 +51,8 @@ from tenure.coordinator.waiters import Waiters
 log = structlog.get_logger()
 
 DATABASE_CHECK_SECONDS: Final = 3.0
+DATABASE_ANSWER_SECONDS: Final = 10.0
+"""For a whole check. A connection that has fallen silent would not end it otherwise."""
 POOL_CLOSE_SECONDS: Final = 2.0
 OBJECTS_A_COLLECTION: Final = 50_000
 """Before Python looks for cycles again. A batch of 256 commands makes some ten thousand objects,
@@ -84,6 +86,7 @@ class Coordinator:
         )
         self.health = Health((self._database, self._broker_condition))
         self._schema_usable = asyncio.Event()
+        self._pooler_known = settings.pooled
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._pools: list[Pool] = []
         self._gates = {
@@ -259,20 +262,16 @@ class Coordinator:
 
     async def _watch_database(self, reads: Reads) -> None:
         """Log in, compare the schema with this program's, again and again."""
-        pooler_known = self._settings.pooled
         while True:
             try:
-                url = self._settings.database_url.current()
-                if not pooler_known:
-                    await migrate.check_pooler(url)
-                    pooler_known = True
-                (await migrate.status(url)).check()
-                if self._schema_usable.is_set():
-                    await self._authority.policies.refresh()
-                else:
-                    await self._authority.policies.establish()
-                self._schema_usable.set()
-                await self._check_authority(reads)
+                async with asyncio.timeout(DATABASE_ANSWER_SECONDS):
+                    await self._check_database(reads)
+            except TimeoutError:
+                self._database.not_usable(
+                    DatabaseUnreachable(
+                        f"The database did not answer within {DATABASE_ANSWER_SECONDS:g} s."
+                    )
+                )
             except TenureError as error:
                 self._database.not_usable(error)
             except (PostgresError, *ConnectionLost) as error:
@@ -280,6 +279,19 @@ class Coordinator:
             else:
                 self._database.usable()
             await asyncio.sleep(DATABASE_CHECK_SECONDS * random.uniform(0.5, 1.0))
+
+    async def _check_database(self, reads: Reads) -> None:
+        url = self._settings.database_url.current()
+        if not self._pooler_known:
+            await migrate.check_pooler(url)
+            self._pooler_known = True
+        (await migrate.status(url)).check()
+        if self._schema_usable.is_set():
+            await self._authority.policies.refresh()
+        else:
+            await self._authority.policies.establish()
+        self._schema_usable.set()
+        await self._check_authority(reads)
 
     async def _check_authority(self, reads: Reads) -> None:
         if not await reads.authority_confirmed():

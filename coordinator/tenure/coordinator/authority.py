@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any, cast
 
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoints
@@ -34,7 +33,7 @@ from tenure.coordinator.store.load import (
     load_nodes,
     load_submissions,
 )
-from tenure.coordinator.store.postgres import Pool
+from tenure.coordinator.store.postgres import Asked, Pool, answering
 
 
 class Authority:
@@ -138,16 +137,21 @@ class Authority:
             callback(events)
 
     def _lane(
-        self, name: str, pool: Pool, load: Callable[[Pool, Sequence[Any]], Awaitable[Loaded]]
+        self, name: str, pool: Pool, load: Callable[[Asked, Sequence[Any]], Awaitable[Loaded]]
     ) -> Lane:
         async def commit_items(
             items: Sequence[tuple[AnyCommand, Accepted]], seen: Sequence[IncarnationId]
         ) -> Committed:
-            return await commit(pool, items, seen=seen, prefix=self._prefix)
+            async with answering(pool) as connection:
+                return await commit(connection, items, seen=seen, prefix=self._prefix)
+
+        async def load_items(commands: Sequence[Any]) -> Loaded:
+            async with answering(pool) as connection:
+                return await load(connection, commands)
 
         return Lane(
             name,
-            partial(load, pool),
+            load_items,
             commit_items,
             lambda: self.policy,
             self._observer,

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
 
-from asyncpg import Pool
 from pydantic_core import to_json
 
 from tenure.contract.events import EVENT_SOURCE, SCHEMA_VERSION, event_type
@@ -43,7 +42,7 @@ from tenure.coordinator.core.decisions import (
     TaskChanged,
     TaskCreated,
 )
-from tenure.coordinator.store.postgres import json_text
+from tenure.coordinator.store.postgres import Asked, json_text
 from tenure.coordinator.store.rows import (
     optional_datetime,
     reply_to_text,
@@ -87,7 +86,7 @@ class Committed:
 
 
 async def commit(
-    pool: Pool,
+    asked: Asked,
     items: Sequence[tuple[AnyCommand, Accepted]],
     *,
     seen: Sequence[IncarnationId] = (),
@@ -98,7 +97,7 @@ async def commit(
     At most ``MAX_ITEMS`` items. Raises what asyncpg raises; when the connection was lost the
     outcome is unknown, and repeating the same items is safe: what was applied is not applied again.
     """
-    row = await pool.fetchrow(_COMMIT, *arguments(items, seen, prefix))
+    row = await asked.fetchrow(_COMMIT, *arguments(items, seen, prefix))
     assert row is not None
     return Committed(
         outcomes=tuple(ItemOutcome(value) for value in row["outcomes"] or ()),

@@ -64,8 +64,10 @@ async def session(url: str) -> AsyncIterator[asyncpg.Connection]:
         raise connection_error(error) from error
     try:
         yield connection
-    finally:
-        await connection.close(timeout=CONNECT_TIMEOUT_SECONDS)
+    except BaseException:
+        connection.terminate()  # it may be one that answers no farewell either
+        raise
+    await connection.close(timeout=CONNECT_TIMEOUT_SECONDS)
 
 
 async def by_transaction(connection: asyncpg.Connection, url: str) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from asyncpg import Pool, Record
+from asyncpg import Record
 
 from tenure.coordinator.core.commands import (
     Accept,
@@ -23,6 +23,7 @@ from tenure.coordinator.core.commands import (
 )
 from tenure.coordinator.core.snapshot import Snapshot
 from tenure.coordinator.store import named_queries
+from tenure.coordinator.store.postgres import Asked
 from tenure.coordinator.store.rows import (
     attempt_row,
     incarnation_row,
@@ -50,9 +51,11 @@ class Loaded:
     inputs: tuple[str | None, ...] = ()
 
 
-async def load_attempts(pool: Pool, commands: Sequence[AttemptCommand | Cancel | Expire]) -> Loaded:
+async def load_attempts(
+    asked: Asked, commands: Sequence[AttemptCommand | Cancel | Expire]
+) -> Loaded:
     """For commands about a task and one of its attempts."""
-    records = await pool.fetch(
+    records = await asked.fetch(
         _QUERIES["attempts"],
         [None if isinstance(c, Renew | Expire) else c.command_id for c in commands],
         [c.task_id for c in commands],
@@ -76,9 +79,9 @@ async def load_attempts(pool: Pool, commands: Sequence[AttemptCommand | Cancel |
     )
 
 
-async def load_submissions(pool: Pool, commands: Sequence[Submit]) -> Loaded:
+async def load_submissions(asked: Asked, commands: Sequence[Submit]) -> Loaded:
     """For submissions."""
-    records = await pool.fetch(
+    records = await asked.fetch(
         _QUERIES["submissions"],
         [c.command_id for c in commands],
         [c.tenant for c in commands],
@@ -98,9 +101,9 @@ async def load_submissions(pool: Pool, commands: Sequence[Submit]) -> Loaded:
     )
 
 
-async def load_intake(pool: Pool, commands: Sequence[TakeIn | RefuseIntake]) -> Loaded:
+async def load_intake(asked: Asked, commands: Sequence[TakeIn | RefuseIntake]) -> Loaded:
     """For rows of the intake."""
-    records = await pool.fetch(
+    records = await asked.fetch(
         _QUERIES["intake"],
         [c.intake_id for c in commands],
         [c.command_id if isinstance(c, TakeIn) else None for c in commands],
@@ -121,9 +124,9 @@ async def load_intake(pool: Pool, commands: Sequence[TakeIn | RefuseIntake]) -> 
     )
 
 
-async def load_allocations(pool: Pool, commands: Sequence[Allocate]) -> Loaded:
+async def load_allocations(asked: Asked, commands: Sequence[Allocate]) -> Loaded:
     """For allocations."""
-    records = await pool.fetch(
+    records = await asked.fetch(
         _QUERIES["allocations"],
         [c.task_id for c in commands],
         [c.incarnation for c in commands],
@@ -142,9 +145,9 @@ async def load_allocations(pool: Pool, commands: Sequence[Allocate]) -> Loaded:
     )
 
 
-async def load_nodes(pool: Pool, commands: Sequence[Register | ChangeNode]) -> Loaded:
+async def load_nodes(asked: Asked, commands: Sequence[Register | ChangeNode]) -> Loaded:
     """For registrations and changes of nodes."""
-    records = await pool.fetch(
+    records = await asked.fetch(
         _QUERIES["nodes"],
         [c.command_id for c in commands],
         [c.incarnation if isinstance(c, ChangeNode) else None for c in commands],

@@ -4,27 +4,36 @@ Limits (statement, lock and transaction timeouts) sit on the service's role, so 
 behind a pooler too; the client's own deadlines are longer than those.
 """
 
-from typing import Any, Final
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeAlias
 
 import asyncpg
-from asyncpg import Pool, PostgresError
+from asyncpg import Pool, PostgresError, Record
+from asyncpg.pool import PoolConnectionProxy
 from pydantic_core import to_json
 
 from tenure.settings.addresses import Address, asked
 
 __all__ = [
+    "Asked",
     "ConnectionLost",
     "Pool",
     "PostgresError",
     "TryAgain",
+    "answering",
     "blames_an_item",
     "json_text",
     "open_pool",
 ]
 
-COMMAND_TIMEOUT_SECONDS: Final = 10.0
-"""Above the roles' ``statement_timeout``: the server speaks first."""
+COMMAND_TIMEOUT_SECONDS: Final = 5.0
+"""Above the limits on the roles, so that the server speaks first; and short enough for a second try
+before the deadline of a command."""
 CONNECT_TIMEOUT_SECONDS: Final = 5.0
+
+Asked: TypeAlias = "Pool | PoolConnectionProxy[Record]"
+"""Both answer ``fetch`` and ``fetchrow``."""
 
 _TYPES_USED: Final = (
     "uuid", "text", "bytea", "boolean", "smallint", "integer", "bigint", "timestamptz",
@@ -111,6 +120,26 @@ async def open_pool(
         init=_prepare_to_plan_once if planned_once and not pooled else _prepare_connection,
         reset=_keep_connection,
     )
+
+
+@asynccontextmanager
+async def answering(
+    pool: Pool, *, timeout_seconds: float | None = None
+) -> AsyncIterator["PoolConnectionProxy[Record]"]:
+    """A connection for one statement. ``timeout_seconds``: how long to wait for a free one.
+
+    When the statement is not answered in time, neither this connection nor any other that is open
+    is used again. A server that lives answers sooner, if only by its ``statement_timeout``: so the
+    path to it was lost without a word, and with it, as a rule, every other connection of the pool.
+    Each would cost a timeout of its own.
+    """
+    async with pool.acquire(timeout=timeout_seconds) as connection:
+        try:
+            yield connection
+        except TimeoutError:
+            connection.terminate()  # else the pool waits as long again for the end of the statement
+            await pool.expire_connections()
+            raise
 
 
 async def _prepare_connection(connection: asyncpg.Connection) -> None:

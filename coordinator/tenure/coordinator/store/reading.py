@@ -15,7 +15,7 @@ from tenacity import (
 )
 
 from tenure.coordinator.errors import Unavailable
-from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError
+from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError, answering
 
 _TRANSIENT_CLASSES: Final = (
     "08",  # connection
@@ -75,5 +75,5 @@ class PoolReader:
 
     async def _once(self, query: str, arguments: tuple[Any, ...]) -> list[Record]:
         timeout = self._deadline_seconds / 2
-        async with self._pool.acquire(timeout=timeout) as connection:
+        async with answering(self._pool, timeout_seconds=timeout) as connection:
             return await connection.fetch(query, *arguments, timeout=timeout)
