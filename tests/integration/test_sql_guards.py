@@ -126,6 +126,7 @@ GUARDS = [
     Guard("lock of the intake", intake_attacks.a_row_taken_at_once, LOCKS["intake"], ";"),
     Guard("content", attacks.evidence_kept_meanwhile, "i.content_digest is not null and exists",
           without=asyncpg.UniqueViolationError, net="drop index tenure.receipts_by_content"),
+    Guard("fleet", attacks.a_fleet_that_grew_meanwhile, "i.fleet is not null"),
     Guard("policy", attacks.an_allocation_under_a_policy_that_was_replaced, "i.policy_version"),
     Guard("live lease", attacks.a_lease_that_ran_out_meanwhile, "i.lease_live"),
     Guard("clock after the locks", attacks.a_lease_that_ran_out_while_its_row_was_waited_for,

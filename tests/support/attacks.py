@@ -14,7 +14,14 @@ import asyncpg
 
 from tenure.contract.ids import CommandId, IncarnationId, NodeId, TaskId, TenantId
 from tenure.contract.states import NodeState
-from tenure.coordinator.core.commands import AnyCommand, ChangeNode, Deliver, Take
+from tenure.coordinator.core.commands import (
+    AnyCommand,
+    ChangeNode,
+    Deliver,
+    HoldRejected,
+    Reject,
+    Take,
+)
 from tenure.coordinator.core.rows import ResourceAmounts
 from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.store.commit import ItemOutcome
@@ -225,6 +232,17 @@ async def a_node_registered_at_once(ground: Ground) -> ItemOutcome:
         outcome = (await behind)[0]
         waiting.cancel()
         return outcome
+
+
+async def a_fleet_that_grew_meanwhile(ground: Ground) -> ItemOutcome:
+    await ground.bench.register("picky")
+    held = await ground.bench.assigned(await ground.bench.submit())
+    await ground.bench.report(Reject, held, reason="unknown_type", message="")
+    item = await ground.accept(
+        HoldRejected(CommandId(str(uuid4())), b"", TENANT, "sweeper", held.task_id)
+    )
+    await ground.bench.register("another")
+    return await ground.last(item)
 
 
 async def evidence_kept_meanwhile(ground: Ground) -> ItemOutcome:

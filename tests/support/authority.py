@@ -34,10 +34,14 @@ from tenure.coordinator.core.commands import (
     Executable,
     Expire,
     Fail,
+    Hold,
+    HoldRejected,
     Register,
+    Release,
     Renew,
     Submit,
     Take,
+    TryAgain,
 )
 from tenure.coordinator.core.decisions import Outcome
 from tenure.coordinator.core.snapshot import LeasePolicy
@@ -237,6 +241,25 @@ class Bench:
         return await self.authority.cancel(
             Cancel(CommandId(str(uuid4())), b"cancel", TENANT, "application", task_id)
         )
+
+    async def take(self, held: Held) -> Outcome:
+        return await self.report(Take, held)
+
+    async def hold(self, task_id: TaskId, why: str = "because") -> Outcome:
+        command = Hold(CommandId(str(uuid4())), b"hold", TENANT, "operator", task_id, why)
+        return (await self.authority.intervene([command]))[0]
+
+    async def release(self, task_id: TaskId) -> Outcome:
+        command = Release(CommandId(str(uuid4())), b"release", TENANT, "operator", task_id)
+        return (await self.authority.intervene([command]))[0]
+
+    async def try_again(self, task_id: TaskId) -> Outcome:
+        command = TryAgain(CommandId(str(uuid4())), b"retry", TENANT, "operator", task_id)
+        return (await self.authority.intervene([command]))[0]
+
+    async def hold_rejected(self, task_id: TaskId) -> Outcome:
+        command = HoldRejected(CommandId(str(uuid4())), b"", TENANT, "sweeper", task_id)
+        return (await self.authority.hold_rejected([command]))[0]
 
     async def fail(
         self, held: Held, report_id: str | None = None, *, retryable: bool = True

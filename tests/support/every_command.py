@@ -4,10 +4,11 @@ A test compares the list with the commands there are.
 """
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 from uuid import uuid4
 
 from tenure.contract.codes import Code
-from tenure.contract.ids import CommandId, NodeId
+from tenure.contract.ids import CommandId, NodeId, TaskId
 from tenure.contract.states import NodeState
 from tenure.coordinator.core.commands import (
     Accept,
@@ -19,14 +20,19 @@ from tenure.coordinator.core.commands import (
     Deliver,
     Expire,
     Fail,
+    Hold,
+    HoldRejected,
+    ReceiveCancel,
     RefuseIntake,
     Register,
     Reject,
+    Release,
     Renew,
     Start,
     Submit,
     Take,
     TakeIn,
+    TryAgain,
 )
 from tenure.coordinator.core.decisions import Outcome
 from tenure.coordinator.intake import refusal, take_in
@@ -53,6 +59,55 @@ async def a_requested_cancellation(bench: Bench) -> Send:
     held = await bench.running()
     command = steps.cancellation(held.task_id)
     return lambda: bench.authority.cancel(command)
+
+
+async def a_hold(bench: Bench) -> Send:
+    command = Hold(**_said(await bench.submit()), message="why")
+    return lambda: first(bench.authority.intervene([command]))
+
+
+async def a_release(bench: Bench) -> Send:
+    task_id = await bench.submit()
+    await bench.hold(task_id)
+    command = Release(**_said(task_id))
+    return lambda: first(bench.authority.intervene([command]))
+
+
+async def a_retry(bench: Bench) -> Send:
+    task_id = await bench.submit()
+    await bench.hold(task_id)
+    command = TryAgain(**_said(task_id))
+    return lambda: first(bench.authority.intervene([command]))
+
+
+async def a_hold_of_what_all_reject(bench: Bench) -> Send:
+    held = await bench.assigned(await bench.submit())
+    await bench.report(Reject, held, reason="unknown_type", message="")
+    command = hold_rejected(held.task_id)
+    return lambda: first(bench.authority.hold_rejected([command]))
+
+
+def hold_rejected(task_id: TaskId) -> HoldRejected:
+    """What the sweeper asks for."""
+    return HoldRejected(**_said(task_id))
+
+
+def _said(task_id: TaskId) -> dict[str, Any]:
+    identity = str(uuid4())
+    return {
+        "command_id": CommandId(identity),
+        "fingerprint": identity.encode(),
+        "tenant": TENANT,
+        "actor": "operator",
+        "task_id": task_id,
+    }
+
+
+async def a_received_cancellation(bench: Bench) -> Send:
+    held = await bench.running()
+    await bench.cancel(held.task_id)
+    command = bench.command(ReceiveCancel, held)
+    return lambda: first(bench.authority.report([command]))
 
 
 async def an_acceptance(bench: Bench) -> Send:
@@ -176,6 +231,10 @@ STORED: dict[Prepare, type[Command]] = {
     a_submission: Submit,
     a_cancellation: Cancel,
     a_requested_cancellation: Cancel,
+    a_hold: Hold,
+    a_release: Release,
+    a_retry: TryAgain,
+    a_received_cancellation: ReceiveCancel,
     an_acceptance: Accept,
     a_start: Start,
     a_take: Take,
@@ -188,7 +247,11 @@ STORED: dict[Prepare, type[Command]] = {
     a_drain: ChangeNode,
 }
 """Their outcomes are kept: a repetition is given the first one."""
-BY_GUARDS_ALONE: dict[Prepare, type[Command]] = {an_allocation: Allocate, an_expiry: Expire}
+BY_GUARDS_ALONE: dict[Prepare, type[Command]] = {
+    an_allocation: Allocate,
+    an_expiry: Expire,
+    a_hold_of_what_all_reject: HoldRejected,
+}
 """A repetition finds nothing left to do."""
 OF_ROWS: dict[Prepare, type[Command]] = {a_row_to_take_in: TakeIn, a_row_to_refuse: RefuseIntake}
 """A repetition finds the row decided."""

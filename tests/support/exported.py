@@ -35,7 +35,10 @@ SETTINGS = REPOSITORY / "docs" / "settings.md"
 def table() -> tuple[Endpoint, ...]:
     """Every endpoint of the coordinator, without anything behind it."""
     handlers = cast(
-        Handlers, Mock(spec=["applications", "executors", "operators", "leases", "scheduling"])
+        Handlers,
+        Mock(
+            spec=["applications", "executors", "operators", "leases", "scheduling", "interventions"]
+        ),
     )
     gate = cast(Gate, Mock())
     return endpoints(handlers, application_gate=gate, executor_gate=gate)

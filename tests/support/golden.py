@@ -78,6 +78,20 @@ _EVENTS = {
     "task open, cancellation requested": replace(
         _OF_TASK, attempt_id=_ATTEMPT, reason=Reason.CANCEL_REQUESTED, cancel_requested=True
     ),
+    "task open, cancellation delivered": replace(
+        _OF_TASK,
+        sequence=3,
+        actor="executor",
+        attempt_id=_ATTEMPT,
+        reason=Reason.CANCEL_DELIVERED,
+    ),
+    "task open, released": replace(
+        _OF_TASK,
+        sequence=3,
+        actor="operator",
+        previous_state=TaskState.HELD,
+        reason=Reason.RELEASED,
+    ),
     "task held": replace(
         _OF_TASK,
         actor="sweeper",
@@ -119,7 +133,6 @@ _EVENTS = {
         previous_state=AttemptState.SUBMITTED,
         next_state=AttemptState.REJECTED,
         reason=Reason.UNKNOWN_TYPE,
-        retry_delay=2_000_000,
     ),
     "attempt failed": replace(
         _OF_ATTEMPT,

@@ -6,7 +6,7 @@ from uuid import uuid4
 from tenure.contract.codes import Reason
 from tenure.contract.ids import CommandId, IncarnationId, NodeId
 from tenure.contract.states import Effects, NodeState
-from tenure.coordinator.core.commands import ChangeNode, ConfirmCancel, Fail, Reject
+from tenure.coordinator.core.commands import ChangeNode, ConfirmCancel, Fail, ReceiveCancel, Reject
 from tests.support.authority import TENANT, Bench
 
 
@@ -26,6 +26,7 @@ async def everything_that_can_happen(bench: Bench) -> None:
     await bench.report(Reject, rejected, reason=Reason.UNKNOWN_TYPE, message="")
     cancelled = await bench.running()
     await bench.cancel(cancelled.task_id)
+    await bench.report(ReceiveCancel, cancelled)
     await bench.report(ConfirmCancel, cancelled)
     lost = await bench.running()
     await bench.end_lease(lost)
@@ -33,6 +34,8 @@ async def everything_that_can_happen(bench: Bench) -> None:
     held = await bench.running(type="unguarded")
     await bench.end_lease(held)
     await bench.expire(held.task_id)
+    await bench.release(held.task_id)
+    await bench.hold(held.task_id)
     late = await bench.submit(type="unguarded")
     await bench.owner.execute(
         "update tenure.tasks set deadline = clock_timestamp() - $2::interval where task_id = $1",

@@ -60,6 +60,8 @@ TASK = rows.TaskRow(
     max_attempts=3,
     resources=rows.ResourceAmounts(cpu_millis=100, memory_bytes=100),
     cancel_requested_at=None,
+    cancel_delivered_at=None,
+    rejected_by=(),
     decided_at=NOW - SECOND,
     profile=PROFILE,
 )
@@ -115,6 +117,11 @@ EXPIRE = commands.Expire(**COMMON, task_id=TASK.task_id)
 DELIVER = commands.Deliver(**ABOUT_ATTEMPT, output_text="1", content_digest=b"1")
 FAIL = commands.Fail(**ABOUT_ATTEMPT, reason="handler_failed", message="why", retryable=True)
 REJECT = commands.Reject(**ABOUT_ATTEMPT, reason="unknown_type", message="why")
+RECEIVE = commands.ReceiveCancel(**ABOUT_ATTEMPT)
+HOLD = commands.Hold(**COMMON, task_id=TASK.task_id, message="why")
+RELEASE = commands.Release(**COMMON, task_id=TASK.task_id)
+TRY_AGAIN = commands.TryAgain(**COMMON, task_id=TASK.task_id)
+HOLD_REJECTED = commands.HoldRejected(**COMMON, task_id=TASK.task_id)
 ALLOCATE = commands.Allocate(
     **COMMON,
     task_id=TASK.task_id,

@@ -20,6 +20,7 @@ from tenure.coordinator.core.commands import (
     Cancel,
     ChangeNode,
     Expire,
+    HoldRejected,
     RefuseIntake,
     Register,
     Submit,
@@ -69,7 +70,7 @@ async def load(asked: Asked, command: AnyCommand) -> tuple[Snapshot, int]:
             loaded = await load_intake(pool, [command])
         case Submit():
             loaded = await load_submissions(pool, [command])
-        case Allocate():
+        case Allocate() | HoldRejected():
             loaded = await load_allocations(pool, [command])
         case Register() | ChangeNode():
             loaded = await load_nodes(pool, [command])

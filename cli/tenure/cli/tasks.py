@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -15,14 +16,15 @@ from tenure.cli.output import Output, ago, print_fields, print_json, print_table
 from tenure.cli.waiting import waits_for
 from tenure.contract.codec import parse_json
 from tenure.contract.errors import InvalidPayload
+from tenure.contract.ids import FencingToken, generation_of
 from tenure.contract.reports import Resources
 from tenure.contract.states import Phase, TaskState
-from tenure.contract.tasks import TaskView
+from tenure.contract.tasks import ReceiptView, TaskView
 
 if TYPE_CHECKING:
     from tenure.client import AsyncClient
 
-app = App(name="task", help="See and cancel tasks.")
+app = App(name="task", help="See, cancel, hold, release and retry tasks.")
 
 PATIENCE_SECONDS: Final = 5.0
 """Who waits for longer is told what the task is doing."""
@@ -218,6 +220,98 @@ def cancel(task_id: TaskIdWord, /, *, output: Output = "table") -> None:
     print(f"task {reply.task_id}: {words[reply.outcome]}")
 
 
+@app.command
+def hold(
+    task_id: TaskIdWord,
+    /,
+    *,
+    reason: Annotated[str, Parameter(help="Why, for those who find it held.")],
+    output: Output = "table",
+) -> None:
+    """Begin nothing of a task until it is released. What runs can only be cancelled."""
+
+    async def ask() -> Any:
+        async with open_client() as client:
+            return await client.task(task_id).hold(reason)
+
+    _print_word(asyncio.run(ask()), "held", output)
+
+
+@app.command
+def release(task_id: TaskIdWord, /, *, output: Output = "table") -> None:
+    """Let a held task wait for a node again."""
+
+    async def ask() -> Any:
+        async with open_client() as client:
+            return await client.task(task_id).release()
+
+    _print_word(asyncio.run(ask()), "waits for a node", output)
+
+
+@app.command
+def retry(task_id: TaskIdWord, /, *, output: Output = "table") -> None:
+    """Try a task again now: a held or waiting one itself, an ended one as a new task."""
+
+    async def ask() -> Any:
+        async with open_client() as client:
+            return await client.task(task_id).retry()
+
+    reply = asyncio.run(ask())
+    words = "waits for a node now"
+    if reply.new_task_id is not None:
+        words = f"stays {reply.state.value}; task {reply.new_task_id} does the same again"
+    _print_word(reply, words, output)
+
+
+@app.command
+def receipts(task_id: TaskIdWord, /, *, output: Output = "table") -> None:
+    """List every delivery submission of a task: the active one, and what was kept as evidence.
+
+    With -o json each has its content.
+    """
+
+    async def read() -> Any:
+        async with open_client() as client:
+            return await client.task(task_id).receipts()
+
+    listed = asyncio.run(read())
+    if output == "json":
+        print_json(listed)
+    else:
+        _print_receipts(listed.receipts)
+
+
+def _print_word(reply: Any, words: str, output: Output) -> None:
+    if output == "json":
+        print_json(reply)
+    else:
+        print(f"task {reply.task_id}: {words}")
+
+
+def _print_receipts(listed: Sequence[ReceiptView]) -> None:
+    print_table(
+        [
+            "receipt", "attempt", "latest then", "node", "fencing token", "active", "why not", "at",
+            "state version", "content",
+        ],
+        [
+            (
+                receipt.receipt_id,
+                generation_of(FencingToken(receipt.fencing_token)),
+                receipt.generation,
+                receipt.node_id,
+                receipt.fencing_token,
+                receipt.admitted,
+                receipt.code,
+                receipt.admitted_at,
+                receipt.state_version,
+                receipt.content_digest[:12],
+            )
+            for receipt in listed
+        ],
+    )  # fmt: skip
+
+
 def _seconds(length: float | None) -> str | None:
     return None if length is None else f"{length:.1f} s"
 
@@ -265,7 +359,11 @@ def _print_view(view: TaskView, waiting_for: str) -> None:
             ("created", view.created_at),
             ("not before", view.not_before),
             ("deadline", view.deadline),
-            ("cancel asked", view.cancel_requested_at),
+            ("cancel requested", view.cancel_requested_at),
+            ("cancel delivered", view.cancel_delivered_at),
+            ("cancel confirmed", view.cancel_confirmed_at),
+            ("retry of", view.retry_of),
+            ("retried by", view.retried_by),
             ("ended", view.ended_at),
             ("priority", view.priority or None),
             ("effects", view.effects),
@@ -302,20 +400,7 @@ def _print_view(view: TaskView, waiting_for: str) -> None:
         )
     if view.receipts:
         print()
-        print_table(
-            ["receipt", "node", "fencing token", "active", "why not", "at"],
-            [
-                (
-                    receipt.receipt_id,
-                    receipt.node_id,
-                    receipt.fencing_token,
-                    receipt.admitted,
-                    receipt.code,
-                    receipt.admitted_at,
-                )
-                for receipt in view.receipts
-            ],
-        )
+        _print_receipts(view.receipts)
     if view.timeline:
         print()
         print_table(

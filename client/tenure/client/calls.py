@@ -31,7 +31,10 @@ from tenure.contract.tasks import (
     CancelReply,
     IntakeList,
     IntakeRetried,
+    InterventionReply,
     Problem,
+    ReceiptList,
+    RetryReply,
     Submitted,
     TaskList,
     TaskResult,
@@ -253,6 +256,27 @@ def why(task_id: str) -> Plan[Why]:
 def cancel(task_id: str) -> Plan[CancelReply]:
     """Ask for the cancellation of a task."""
     return (yield Call("POST", _task_path(task_id, "/cancel"))).read(CancelReply)
+
+
+def hold(task_id: str, reason: str) -> Plan[InterventionReply]:
+    """Begin nothing of a task until it is released."""
+    body = to_json({"reason": reason})
+    return (yield Call("POST", _task_path(task_id, "/hold"), body=body)).read(InterventionReply)
+
+
+def release(task_id: str) -> Plan[InterventionReply]:
+    """Let a held task wait for a node again."""
+    return (yield Call("POST", _task_path(task_id, "/release"))).read(InterventionReply)
+
+
+def retry(task_id: str) -> Plan[RetryReply]:
+    """Try a task again now, an ended one as a new task."""
+    return (yield Call("POST", _task_path(task_id, "/retry"))).read(RetryReply)
+
+
+def receipts(task_id: str) -> Plan[ReceiptList]:
+    """Every delivery submission of a task."""
+    return (yield Call("GET", _task_path(task_id, "/receipts"))).read(ReceiptList)
 
 
 def _task_path(task_id: str, rest: str = "") -> str:

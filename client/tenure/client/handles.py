@@ -19,7 +19,15 @@ from tenure.client.errors import (
 from tenure.client.http import AsyncHttp, Http
 from tenure.contract.scheduling import Why
 from tenure.contract.states import TaskState
-from tenure.contract.tasks import CancelReply, Submitted, TaskResult, TaskView
+from tenure.contract.tasks import (
+    CancelReply,
+    InterventionReply,
+    ReceiptList,
+    RetryReply,
+    Submitted,
+    TaskResult,
+    TaskView,
+)
 
 OutputT = TypeVar("OutputT")
 HandleT = TypeVar("HandleT", bound="TaskHandle[Any] | AsyncTaskHandle[Any]")
@@ -102,6 +110,35 @@ class TaskHandle(_Handle[OutputT]):
         """
         return self._http.run(calls.cancel(self.task_id))
 
+    def hold(self, reason: str) -> InterventionReply:
+        """Begin nothing of it until it is released; ``reason`` is for people. For operators.
+
+        Raises Refused (``wrong_state`` when a node is at it), Unreachable, UnreadableReply.
+        """
+        return self._http.run(calls.hold(self.task_id, reason))
+
+    def release(self) -> InterventionReply:
+        """Let it wait for a node again after it was held. For operators.
+
+        Raises Refused, Unreachable, UnreadableReply.
+        """
+        return self._http.run(calls.release(self.task_id))
+
+    def retry(self) -> RetryReply:
+        """Try it again now: a held or waiting one itself, one that has ended without a delivery as
+        a new task, the same one however often this is asked. For operators.
+
+        Raises Refused, Unreachable, UnreadableReply.
+        """
+        return self._http.run(calls.retry(self.task_id))
+
+    def receipts(self) -> ReceiptList:
+        """Every delivery submission with its content: the active one, and what is evidence.
+
+        Raises Refused, Unreachable, UnreadableReply.
+        """
+        return self._http.run(calls.receipts(self.task_id))
+
 
 class AsyncTaskHandle(_Handle[OutputT]):
     """As ``TaskHandle``, for tasks of an event loop."""
@@ -163,6 +200,35 @@ class AsyncTaskHandle(_Handle[OutputT]):
         """
         return await self._http.run(calls.cancel(self.task_id))
 
+    async def hold(self, reason: str) -> InterventionReply:
+        """Begin nothing of it until it is released; ``reason`` is for people. For operators.
+
+        Raises Refused (``wrong_state`` when a node is at it), Unreachable, UnreadableReply.
+        """
+        return await self._http.run(calls.hold(self.task_id, reason))
+
+    async def release(self) -> InterventionReply:
+        """Let it wait for a node again after it was held. For operators.
+
+        Raises Refused, Unreachable, UnreadableReply.
+        """
+        return await self._http.run(calls.release(self.task_id))
+
+    async def retry(self) -> RetryReply:
+        """Try it again now: a held or waiting one itself, one that has ended without a delivery as
+        a new task, the same one however often this is asked. For operators.
+
+        Raises Refused, Unreachable, UnreadableReply.
+        """
+        return await self._http.run(calls.retry(self.task_id))
+
+    async def receipts(self) -> ReceiptList:
+        """Every delivery submission with its content: the active one, and what is evidence.
+
+        Raises Refused, Unreachable, UnreadableReply.
+        """
+        return await self._http.run(calls.receipts(self.task_id))
+
 
 def not_delivered(result: TaskResult) -> NotDelivered:
     """The error for a task that ended, or is held, without an output."""
@@ -174,7 +240,9 @@ def not_delivered(result: TaskResult) -> NotDelivered:
         case TaskState.EXPIRED:
             return TaskExpired(result)
         case TaskState.HELD:
-            return TaskHeld(result, next_step="An operator has to decide; see `tenure task show`.")
+            return TaskHeld(
+                result, next_step="An operator decides: `tenure task release`, `retry` or `cancel`."
+            )
         case _:
             return NotDelivered(result)
 

@@ -5,6 +5,7 @@ never changes its meaning. Standard library only, so that the pure cores may imp
 """
 
 from enum import StrEnum
+from typing import Final
 
 
 class Code(StrEnum):
@@ -33,7 +34,7 @@ class Code(StrEnum):
     LEASE_EXPIRED = "lease_expired"
     WRONG_STATE = "wrong_state"
     ALREADY_DELIVERED = "already_delivered"  # other content for an attempt that has delivered
-    CANCEL_REQUESTED = "cancel_requested"
+    CANCEL_REQUESTED = "cancel_requested"  # nothing more begins: confirm instead
     UNKNOWN_ATTEMPT = "unknown_attempt"
     UNKNOWN_NODE = "unknown_node"
     NODE_GONE = "node_gone"
@@ -54,6 +55,7 @@ class Reason(StrEnum):
     LEASE_EXPIRED = "lease_expired"
     REVOKED = "revoked"
     CANCEL_REQUESTED = "cancel_requested"
+    CANCEL_DELIVERED = "cancel_delivered"  # the executor has heard of it
     DEADLINE_PASSED = "deadline_passed"
     HANDLER_FAILED = "handler_failed"  # the handler raised
     RETRY_REQUESTED = "retry_requested"  # the handler asked for another attempt
@@ -66,3 +68,14 @@ class Reason(StrEnum):
     LOST_WITH_POSSIBLE_EFFECT = "lost_with_possible_effect"
     LOST_REPEATEDLY = "lost_repeatedly"
     REJECTED_BY_ALL = "rejected_by_all"
+    OPERATOR_HOLD = "operator_hold"
+    RELEASED = "released"  # by an operator, after a hold
+
+
+HELD_REASONS: Final = (
+    Reason.LOST_WITH_POSSIBLE_EFFECT,
+    Reason.LOST_REPEATEDLY,
+    Reason.REJECTED_BY_ALL,
+    Reason.OPERATOR_HOLD,
+)
+"""Why a task may wait for a person."""

@@ -259,6 +259,12 @@ class Reject(_AboutAttempt):
     message: str = Field(default="", max_length=MAX_REASON_CHARACTERS)
 
 
+class CancelReceived(_AboutAttempt):
+    """The executor has heard of a requested cancellation, and asks its handler to end. No move."""
+
+    kind: Literal["cancel_received"] = "cancel_received"
+
+
 class Cancelled(_AboutAttempt):
     """Confirms a cancellation that was requested. accepted or running → cancelled."""
 
@@ -266,7 +272,8 @@ class Cancelled(_AboutAttempt):
 
 
 Report = Annotated[
-    Accept | Start | Take | Deliver | Fail | Reject | Cancelled, Field(discriminator="kind")
+    Accept | Start | Take | Deliver | Fail | Reject | CancelReceived | Cancelled,
+    Field(discriminator="kind"),
 ]
 
 

@@ -85,6 +85,18 @@ class ReceiptView(Frozen):
     content_digest: str = Field(description="sha256 of the output's stored text, hex")
 
 
+class ReceiptContent(ReceiptView):
+    """A delivery submission with what it delivered."""
+
+    output: Any
+
+
+class ReceiptList(Frozen):
+    """``GET /v1/tasks/{task_id}/receipts``: all of a task, in the order of their admission."""
+
+    receipts: tuple[ReceiptContent, ...]
+
+
 class AttemptView(Frozen):
     """One attempt with its lease."""
 
@@ -149,6 +161,13 @@ class TaskView(TaskSummary):
     effects: str
     resources: Resources
     cancel_requested_at: datetime | None
+    cancel_delivered_at: datetime | None = Field(description="the executor has heard of it")
+    cancel_confirmed_at: datetime | None = Field(
+        description="the attempt has ended for it, or nobody was at it; null also where the attempt"
+        " failed or vanished meanwhile"
+    )
+    retry_of: str | None = Field(description="the ended task that this one does again")
+    retried_by: str | None = Field(description="the task that does this ended one again")
     ended_at: datetime | None
     input: Any
     output: Any = Field(description="of the delivered attempt; null before")
@@ -182,6 +201,27 @@ class CancelReply(Frozen):
     task_id: str
     outcome: Literal["cancelled", "requested", "already_ended"]
     state: TaskState
+
+
+class HoldRequest(Frozen):
+    """``POST /v1/tasks/{task_id}/hold``: it begins nothing until it is released."""
+
+    reason: str = Field(min_length=1, max_length=2000, description="why, for people")
+
+
+class InterventionReply(Frozen):
+    """What an operator's word made of a task. Saying it again changes nothing more."""
+
+    task_id: str
+    state: TaskState
+
+
+class RetryReply(InterventionReply):
+    """``waiting``: the task waits for a node now. ``submitted_again``: it had ended, and
+    ``new_task_id`` does the same again, the same one however often it is asked for."""
+
+    outcome: Literal["waiting", "submitted_again"]
+    new_task_id: str | None = None
 
 
 class StreamView(Frozen):

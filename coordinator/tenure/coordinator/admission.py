@@ -12,9 +12,12 @@ from tenure.coordinator.core.commands import (
     AttemptCommand,
     Cancel,
     ChangeNode,
+    Hold,
     Register,
+    Release,
     Renew,
     Submit,
+    TryAgain,
 )
 from tenure.coordinator.core.decisions import Happened, Outcome
 
@@ -37,6 +40,9 @@ class Admission(Protocol):
 
     async def cancel(self, command: Cancel) -> Outcome:
         """End a task, or ask its attempt to."""
+
+    async def intervene(self, commands: Sequence[Hold | Release | TryAgain]) -> list[Outcome]:
+        """What operators say about tasks."""
 
     async def register(self, command: Register) -> Outcome:
         """Make an incarnation its node's current one."""

@@ -23,6 +23,7 @@ from tenure.coordinator.api.applications import Applications
 from tenure.coordinator.api.endpoint import Entrance, Limits
 from tenure.coordinator.api.executors import Executors
 from tenure.coordinator.api.gate import Gate
+from tenure.coordinator.api.interventions import Interventions
 from tenure.coordinator.api.leases import Leases
 from tenure.coordinator.api.operators import Operators
 from tenure.coordinator.api.routes import Handlers, application, endpoints
@@ -223,6 +224,11 @@ class Coordinator:
             operators=Operators(reads),
             leases=Leases(reads, self._authority.policies),
             scheduling=Scheduling(SchedulingReads(self._reader(people)), self._authority.policies),
+            interventions=Interventions(
+                admission=self._authority,
+                reads=reads,
+                payload_limit_bytes=settings.payload_limit_bytes,
+            ),
             healthz=_alive,
             readyz=self._ready,
             metrics=self._metrics,

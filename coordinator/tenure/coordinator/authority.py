@@ -14,11 +14,15 @@ from tenure.coordinator.core.commands import (
     Cancel,
     ChangeNode,
     Expire,
+    Hold,
+    HoldRejected,
     RefuseIntake,
     Register,
+    Release,
     Renew,
     Submit,
     TakeIn,
+    TryAgain,
 )
 from tenure.coordinator.core.decisions import Accepted, Happened, Outcome
 from tenure.coordinator.core.snapshot import LeasePolicy, Snapshot
@@ -109,6 +113,14 @@ class Authority:
     async def cancel(self, command: Cancel) -> Outcome:
         """End a task, or ask its attempt to."""
         return (await self._reports.submit([command]))[0]
+
+    async def intervene(self, commands: Sequence[Hold | Release | TryAgain]) -> list[Outcome]:
+        """What operators say about tasks."""
+        return await self._reports.submit(commands)
+
+    async def hold_rejected(self, commands: Sequence[HoldRejected]) -> list[Outcome]:
+        """Hold tasks that every node has rejected which could take them."""
+        return await self._allocations.submit(commands)
 
     async def register(self, command: Register) -> Outcome:
         """Make an incarnation its node's current one."""

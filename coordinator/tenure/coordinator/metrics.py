@@ -12,6 +12,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from tenure.contract.codes import HELD_REASONS
 from tenure.contract.states import AttemptState, NodeState
 from tenure.coordinator.errors import Unavailable
 from tenure.coordinator.store.postgres import PostgresError
@@ -84,6 +85,9 @@ class Metrics:
         self._broker = self._gauge("tenure_broker_connected", "1 while the broker can be used.", ())
         self._tasks = self._gauge(
             "tenure_tasks", "Tasks by what they wait for (waiting ones up to 100,000).", ("phase",)
+        )
+        self._held = self._gauge(
+            "tenure_tasks_held", "Tasks that wait for a person, by reason.", ("reason",)
         )
         self._intake = self._gauge(
             "tenure_intake_rows",
@@ -175,7 +179,9 @@ class Metrics:
     def set_figures(self, figures: Figures) -> None:
         """Gauges of the state."""
         self._tasks.labels("waiting").set(figures.waiting_tasks)
-        self._tasks.labels("held").set(figures.held_tasks)
+        self._tasks.labels("held").set(sum(figures.held_tasks.values()))
+        for reason in HELD_REASONS:
+            self._held.labels(reason.value).set(figures.held_tasks.get(reason.value, 0))
         for state in _OPEN_ATTEMPTS:
             self._tasks.labels(state.value).set(figures.open_attempts.get(state.value, 0))
         self._oldest_waiting.set(figures.oldest_waiting_seconds)

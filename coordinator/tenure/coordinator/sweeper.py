@@ -1,4 +1,5 @@
-"""Ends what has lost its authority or its time, and keeps the log's partitions ahead.
+"""Ends what has lost its authority or its time, holds what every node has rejected, and keeps the
+log's partitions ahead.
 
 Housekeeping only: expiry is judged at every decision, so nothing becomes valid again while this
 does not run. A loop without rules: what it finds becomes commands for a lane.
@@ -8,14 +9,14 @@ import asyncio
 import random
 from datetime import timedelta
 from typing import Final
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import structlog
 
 from tenure.contract.ids import CommandId, IncarnationId, NodeId, TaskId, TenantId
 from tenure.contract.states import NodeState
 from tenure.coordinator.authority import Authority
-from tenure.coordinator.core.commands import ChangeNode, Expire
+from tenure.coordinator.core.commands import ChangeNode, Expire, HoldRejected
 from tenure.coordinator.errors import Retryable
 from tenure.coordinator.store import named_queries
 from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError
@@ -40,6 +41,7 @@ class Sweeper:
         self._authority = authority
         self.last_run_at: float | None = None
         self._housekeeping_at = 0.0
+        self._rejected_after = UUID(int=0)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -67,11 +69,31 @@ class Sweeper:
             for record in records
         ]
         outcomes = await self._authority.expire(commands) if commands else []
+        await self._hold_rejected()
         now = asyncio.get_running_loop().time()
         if now >= self._housekeeping_at:
             await self._keep_house()
             self._housekeeping_at = now + HOUSEKEEPING_SECONDS * random.uniform(0.8, 1.2)
         return sum(outcome.reply is not None for outcome in outcomes)
+
+    async def _hold_rejected(self) -> None:
+        """Look at the next of the waiting tasks that nodes have rejected: in turn, since those that
+        another node may still take stay among them."""
+        records = await self._pool.fetch(_QUERIES["rejected_tasks"], self._rejected_after, BATCH)
+        self._rejected_after = records[-1]["task_id"] if len(records) == BATCH else UUID(int=0)
+        if records:
+            await self._authority.hold_rejected(
+                [
+                    HoldRejected(
+                        command_id=CommandId(str(uuid4())),
+                        fingerprint=b"",
+                        tenant=TenantId(record["tenant"]),
+                        actor=ACTOR,
+                        task_id=TaskId(str(record["task_id"])),
+                    )
+                    for record in records
+                ]
+            )
 
     async def _keep_house(self) -> None:
         await self._pool.execute("select tenure.ensure_log_partitions($1)", PARTITIONS_AHEAD)

@@ -19,12 +19,13 @@ from pydantic import ValidationError
 from pydantic_core import to_json
 
 from tenure.contract.codec import encode_json
-from tenure.contract.codes import Reason
+from tenure.contract.codes import Code, Reason
 from tenure.contract.errors import InvalidPayload
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoint, FaultPoints
 from tenure.contract.reports import (
     MAX_REASON_CHARACTERS,
     Cancelled,
+    CancelReceived,
     Deliver,
     LeaseTerms,
     Reject,
@@ -132,6 +133,11 @@ class Pipeline:
             outcome=answer.reply.outcome,
         )
 
+    async def acknowledge_cancel(self, assignment: Assignment) -> None:
+        """Tell the coordinator that the cancellation has arrived here, however long the handler may
+        take to end. Raises NodeGone."""
+        await self._reports.send(CancelReceived(**_about(assignment)))
+
     async def _work(self, execution: Execution) -> Ending:
         for step in (self._take, self._check_input, self._raise_fences, self._handle):
             ending = self._interrupted(execution) or await step(execution)
@@ -158,6 +164,8 @@ class Pipeline:
         assignment = execution.assignment
         answer = await self._reports.send(Take(**_about(assignment)))
         reply = answer.reply
+        if reply.code == Code.CANCEL_REQUESTED:
+            return Ending("cancelled", Cancelled(**_about(assignment)))
         if reply.outcome != "applied" or reply.remaining_seconds is None or not reply.expires_at:
             log.info("take was not applied", outcome=reply.outcome, code=reply.code)
             return Ending("not_taken")

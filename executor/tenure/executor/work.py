@@ -3,6 +3,7 @@
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from typing import Final, Protocol
 
 import structlog
@@ -34,6 +35,9 @@ class Running(Protocol):
 
     async def reject(self, assignment: Assignment, reason: Reason) -> None:
         """Hand an assignment back. Raises NodeGone."""
+
+    async def acknowledge_cancel(self, assignment: Assignment) -> None:
+        """Say that a cancellation has arrived. Raises NodeGone."""
 
 
 class Work:
@@ -89,6 +93,8 @@ class Work:
         if execution is not None and execution.stop is None:
             log.info("cancellation asked for", attempt_id=attempt_id)
             execution.ask_to_stop(Stop.CANCELLED, self._now())
+            if execution.lease is not None:
+                self._spawn(self._acknowledge_cancel(execution.assignment))
 
     def look_again(self) -> None:
         """A lease was granted, refused or is over: the watchdog judges now."""
@@ -200,6 +206,11 @@ class Work:
             await self._pipeline.reject(assignment, reason)
         except NodeGone:
             log.info("nothing to hand back: the node is gone", attempt_id=assignment.attempt_id)
+
+    async def _acknowledge_cancel(self, assignment: Assignment) -> None:
+        assert self._pipeline is not None
+        with suppress(NodeGone):
+            await self._pipeline.acknowledge_cancel(assignment)
 
     def _spawn(self, coroutine: Coroutine[object, None, None]) -> None:
         task = asyncio.create_task(coroutine)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tenure.contract.codes import Code, Reason
-from tenure.contract.ids import TenantId
+from tenure.contract.ids import IncarnationId, TenantId
 from tenure.contract.states import (
     ATTEMPT_MOVES,
     TERMINAL_TASK_STATES,
@@ -28,6 +28,8 @@ from tenure.coordinator.core.decisions import (
     TaskChanged,
 )
 from tenure.coordinator.core.outcomes import LOSSES_UNTIL_HELD
+from tenure.coordinator.core.ranking import plan
+from tenure.coordinator.core.rows import IncarnationRow
 from tenure.coordinator.core.snapshot import Snapshot, StoredCommand
 from tests.support.rows import (
     ABOUT_ATTEMPT,
@@ -38,13 +40,19 @@ from tests.support.rows import (
     DELIVER,
     EXPIRE,
     FAIL,
+    HOLD,
+    HOLD_REJECTED,
     MINTED,
     NODE,
     NOW,
     POLICY,
+    RECEIVE,
     REJECT,
+    RELEASE,
     SECOND,
     TASK,
+    TENANT,
+    TRY_AGAIN,
     UNLIMITED,
     waiting,
     with_attempt,
@@ -274,13 +282,55 @@ def test_a_failure_ends_the_task_or_leaves_it_to_another_attempt(
         assert decision.events[1].next_state == state
 
 
-@pytest.mark.parametrize(
-    ("reason", "pause"), [("unknown_type", SECOND), ("node_draining", 0)], ids=str
-)
-def test_a_rejected_task_waits_for_another_node_and_has_not_failed(reason: str, pause: int) -> None:
-    change = task_change(accepted(replace(REJECT, reason=reason), with_attempt(S)))
+@pytest.mark.requirement("STATE-05")
+@pytest.mark.parametrize("reason", [Reason.UNKNOWN_TYPE, Reason.NODE_DRAINING, "anything"])
+def test_a_rejected_task_waits_for_another_node_and_has_not_failed(reason: str) -> None:
+    others = (IncarnationId("another"),)
+    task = replace(TASK, rejected_by=others)
+    change = task_change(accepted(replace(REJECT, reason=reason), with_attempt(S, task=task)))
     assert (change.state, change.failures, change.current_attempt_id) == (TaskState.OPEN, 0, None)
-    assert change.delay == (pause or None)
+    assert change.delay is None
+    # A node that drains has nothing against the task.
+    mine = () if reason == Reason.NODE_DRAINING else (ATTEMPT.incarnation,)
+    assert change.rejected_by == (*others, *mine)
+
+
+@pytest.mark.requirement("STATE-05")
+def test_a_node_is_not_asked_again_for_what_it_has_rejected() -> None:
+    unwanted = waiting(rejected_by=(NODE.incarnation,))
+    assert code_of(decided(ALLOCATE, unwanted)) == Code.WRONG_STATE
+    assert isinstance(decided(ALLOCATE, waiting(rejected_by=("another",))), Accepted)
+    assert unwanted.task is not None
+    assert plan([unwanted.task], [NODE], {TENANT: UNLIMITED}, NOW) == []
+
+
+@pytest.mark.requirement("STATE-05")
+@pytest.mark.parametrize(
+    ("fleet", "is_held"),
+    [
+        ((), False),  # nobody could take it: it waits (SCHED-02)
+        ((NODE,), True),
+        ((replace(NODE, slots_used=2),), True),  # busy, and it has rejected
+        ((NODE, replace(NODE, incarnation=IncarnationId("free"))), False),
+        ((NODE, replace(NODE, incarnation=IncarnationId("busy"), slots_used=2)), False),
+        ((NODE, replace(NODE, incarnation=IncarnationId("silent"), last_seen_at=0)), False),
+        ((NODE, replace(NODE, incarnation=IncarnationId("other"), task_types=frozenset())), True),
+        ((NODE, replace(NODE, incarnation=IncarnationId("small"), cpu_millis=99)), True),
+        ((replace(NODE, incarnation=IncarnationId("other"), task_types=frozenset()),), False),
+    ],
+)
+def test_a_task_is_held_once_every_node_that_could_take_it_has_rejected_it(
+    fleet: tuple[IncarnationRow, ...], is_held: bool
+) -> None:
+    snapshot = replace(waiting(rejected_by=(NODE.incarnation,)), fleet=fleet)
+    decision = decided(HOLD_REJECTED, snapshot)
+    if not is_held:
+        assert code_of(decision) == Code.WRONG_STATE
+        return
+    assert isinstance(decision, Accepted)
+    change = task_change(decision)
+    assert (change.state, change.reason) == (TaskState.HELD, Reason.REJECTED_BY_ALL)
+    assert decision.reads.fleet == tuple((node.incarnation, node.version) for node in fleet)
 
 
 def test_a_handler_may_say_itself_when_its_task_comes_back() -> None:
@@ -356,6 +406,32 @@ def test_work_under_way_is_asked_to_stop_once(state: AttemptState) -> None:
     assert again == Answered(decision.reply, NOW - SECOND)
 
 
+@pytest.mark.requirement("STATE-06")
+def test_nothing_begins_after_a_cancellation_was_requested() -> None:
+    asked = with_attempt(A, task=replace(TASK, cancel_requested_at=NOW - SECOND))
+    for name in ("start", "take"):
+        assert code_of(decided(MOVES[name][0], asked)) == Code.CANCEL_REQUESTED
+    assert isinstance(decided(MOVES["confirm"][0], asked), Accepted)
+
+
+@pytest.mark.requirement("STATE-06")
+@pytest.mark.parametrize("state", [A, R])
+def test_a_cancellation_is_delivered_once_its_executor_says_so(state: AttemptState) -> None:
+    assert code_of(decided(RECEIVE, with_attempt(state))) == Code.WRONG_STATE
+    asked = replace(TASK, cancel_requested_at=NOW - SECOND)
+    decision = accepted(RECEIVE, with_attempt(state, task=asked))
+    change = task_change(decision)
+    assert (change.state, change.cancel_requested, change.cancel_delivered) == (
+        TaskState.OPEN, True, True,
+    )  # fmt: skip
+    assert [event.reason for event in decision.events] == [Reason.CANCEL_DELIVERED]
+    told = replace(asked, cancel_delivered_at=NOW - 1)
+    again = decided(RECEIVE, with_attempt(state, task=told))
+    assert again == Answered(decision.reply, NOW - 1)
+    # What comes later keeps it.
+    assert task_change(accepted(FAIL, with_attempt(state, task=told))).cancel_delivered
+
+
 def test_another_tenants_task_is_not_there() -> None:
     assert (
         code_of(decided(replace(CANCEL, tenant=TenantId("other")), with_attempt(R)))
@@ -406,6 +482,56 @@ def test_a_task_that_nobody_has_expires_at_its_deadline(
     assert isinstance(decision, Accepted)
     assert decision.reads.deadline_passed
     assert task_change(decision).state is TaskState.EXPIRED
+
+
+# A person's word -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [HOLD, RELEASE, TRY_AGAIN])
+@pytest.mark.parametrize("state", sorted(TERMINAL_TASK_STATES))
+def test_what_has_ended_is_neither_held_nor_released_nor_opened(
+    command: AnyCommand, state: TaskState
+) -> None:
+    assert code_of(decided(command, waiting(state=state))) == Code.WRONG_STATE
+    other = replace(command, tenant=TenantId("other"))
+    assert code_of(decided(other, waiting(state=state))) == Code.NOT_FOUND
+
+
+def test_a_hold_keeps_a_task_from_beginning_and_takes_back_what_nobody_has_begun() -> None:
+    for snapshot, events in ((waiting(), ["held"]), (with_attempt(S), ["cancelled", "held"])):
+        decision = accepted(HOLD, snapshot)
+        change = task_change(decision)
+        assert (change.state, change.reason) == (TaskState.HELD, Reason.OPERATOR_HOLD)
+        assert (change.message, change.current_attempt_id) == ("why", None)
+        assert [event.next_state for event in decision.events] == events
+    for state in (A, R):
+        assert code_of(decided(HOLD, with_attempt(state))) == Code.WRONG_STATE
+        assert code_of(decided(TRY_AGAIN, with_attempt(state))) == Code.WRONG_STATE
+    assert isinstance(decided(HOLD, waiting(state=TaskState.HELD)), Answered)
+
+
+def test_a_released_task_waits_and_forgets_what_kept_it() -> None:
+    kept: dict[str, Any] = {
+        "state": TaskState.HELD, "losses": 9, "rejected_by": ("node",), "failures": 2,
+        "not_before": NOW + SECOND,
+    }  # fmt: skip
+    change = task_change(accepted(RELEASE, waiting(**kept)))
+    assert (change.state, change.reason, change.message) == (TaskState.OPEN, None, None)
+    assert (change.losses, change.rejected_by, change.failures) == (0, (), 2)
+    assert change.not_before == NOW + SECOND
+    assert isinstance(decided(RELEASE, waiting()), Answered)
+    assert isinstance(decided(RELEASE, with_attempt(R)), Answered)
+
+
+def test_a_retry_waits_for_nothing_and_forgets_the_failures() -> None:
+    kept: dict[str, Any] = {"failures": 2, "not_before": NOW + SECOND, "losses": 1}
+    for state in (TaskState.HELD, TaskState.OPEN):
+        change = task_change(accepted(TRY_AGAIN, waiting(state=state, **kept)))
+        assert (change.state, change.failures, change.losses) == (TaskState.OPEN, 0, 0)
+        assert (change.not_before, change.delay) == (None, None)
+    assert isinstance(decided(TRY_AGAIN, waiting()), Answered)
+    untried = waiting(generation=0, not_before=NOW + SECOND)
+    assert code_of(decided(TRY_AGAIN, untried)) == Code.WRONG_STATE
 
 
 # Allocation -----------------------------------------------------------------------------------

@@ -23,14 +23,19 @@ from tests.support.rows import (
     DELIVER,
     EXPIRE,
     FAIL,
+    HOLD,
+    HOLD_REJECTED,
     MINTED,
     NODE,
     NOW,
     POLICY,
     PROFILE,
+    RECEIVE,
     REJECT,
+    RELEASE,
     SECOND,
     TASK,
+    TRY_AGAIN,
     UNLIMITED,
     waiting,
     with_attempt,
@@ -101,6 +106,14 @@ def situations() -> Iterator[tuple[AnyCommand, Snapshot]]:
     yield CANCEL, submitted
     yield CANCEL, running
     yield CANCEL, waiting(state=TaskState.HELD)
+    yield RECEIVE, asked
+    yield HOLD, waiting()
+    yield HOLD, submitted
+    yield RELEASE, waiting(state=TaskState.HELD)
+    yield TRY_AGAIN, waiting(state=TaskState.HELD)
+    yield TRY_AGAIN, waiting(not_before=NOW + SECOND)
+    unwanted = waiting(rejected_by=(NODE.incarnation,))
+    yield HOLD_REJECTED, replace(unwanted, incarnation=None, fleet=(NODE,))
     yield EXPIRE, over
     yield EXPIRE, with_attempt(AttemptState.RUNNING, task=late, expires_at=NOW - SECOND)
     yield EXPIRE, waiting(deadline=NOW)
@@ -132,6 +145,9 @@ def test_a_decision_looks_at_nothing_that_its_guards_do_not_cover(
         for name in ROWS
         if (row := getattr(snapshot, name)) is not None
     }
+    of_fleet: set[str] = set()
+    if snapshot.fleet is not None:
+        rows["fleet"] = tuple(watched(node, of_fleet) for node in snapshot.fleet)
     decision = decide(command, replace(snapshot, **rows), NOW, MINTED, POLICY)
     assert isinstance(decision, Accepted)
     reads = decision.reads
@@ -154,6 +170,8 @@ def test_a_decision_looks_at_nothing_that_its_guards_do_not_cover(
         assert any(isinstance(write, decisions.AttemptCreated) for write in decision.writes)
     if seen["previous_incarnation"]:
         assert (reads.incarnation, reads.incarnation_version) == (NODE.incarnation, NODE.version)
+    if of_fleet:
+        assert reads.fleet == ((NODE.incarnation, NODE.version),)
     if isinstance(command, commands.Register | commands.ChangeNode):
         assert reads.node_id == NodeId("node")
     drawn = [write for write in decision.writes if getattr(write, "delay", None) is not None]
@@ -167,6 +185,7 @@ def test_a_decision_looks_at_nothing_that_its_guards_do_not_cover(
 
 
 def test_every_part_of_a_snapshot_is_either_watched_or_known_not_to_be() -> None:
-    others = {"epoch", "command", "enqueued_task_id", "intake_waiting"}
-    # The epoch is a guard itself; commands and rows of the intake are looked up again by their ids.
+    others = {"epoch", "command", "enqueued_task_id", "intake_waiting", "fleet"}
+    # The epoch is a guard itself, a fleet is watched row by row, commands and rows of the intake
+    # are looked up again by their ids.
     assert {one.name for one in fields(Snapshot)} == {*ROWS, *NOT_COVERED, *others}

@@ -463,7 +463,7 @@ async def test_a_cancellation_is_confirmed_once_the_handler_has_ended() -> None:
     await handler.began.wait()
     b.work.cancel(given.attempt_id)
     await b.work.idle()
-    assert [report.kind for report in b.reports.sent] == ["take", "cancelled"]
+    assert [report.kind for report in b.reports.sent] == ["take", "cancel_received", "cancelled"]
 
 
 async def test_a_cancellation_that_comes_with_the_take_keeps_the_handler_from_starting() -> None:
@@ -482,7 +482,7 @@ async def test_work_that_was_done_all_the_same_is_delivered() -> None:
     await eventually(lambda: handler.asked > 0)
     handler.release.set()
     await b.work.idle()
-    assert [report.kind for report in b.reports.sent] == ["take", "deliver"]
+    assert [report.kind for report in b.reports.sent] == ["take", "cancel_received", "deliver"]
 
 
 @pytest.mark.parametrize("leaves_by", ["returning nothing", "end_if_cancelled"])
@@ -503,7 +503,7 @@ async def test_a_thread_learns_of_its_cancellation_by_looking(leaves_by: str) ->
     await began.wait()
     b.work.cancel(given.attempt_id)
     await b.work.idle()
-    assert [report.kind for report in b.reports.sent] == ["take", "cancelled"]
+    assert [report.kind for report in b.reports.sent] == ["take", "cancel_received", "cancelled"]
 
 
 async def test_no_more_run_at_once_than_there_are_slots() -> None:
@@ -557,6 +557,9 @@ async def test_a_fault_in_one_run_leaves_the_slot_free() -> None:
             raise LookupError("a fault of ours")
 
         async def reject(self, given: Assignment, reason: Reason) -> None:
+            raise LookupError
+
+        async def acknowledge_cancel(self, given: Assignment) -> None:
             raise LookupError
 
     b.work.use(Broken())

@@ -48,6 +48,9 @@ class Recording:
     async def reject(self, given: Assignment, reason: Reason) -> None:
         self.rejected.append((given.attempt_id, reason))
 
+    async def acknowledge_cancel(self, given: Assignment) -> None:
+        pass
+
 
 class Bench:
     def __init__(self, folder: Path) -> None:

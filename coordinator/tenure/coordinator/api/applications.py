@@ -126,7 +126,7 @@ class Applications:
 
     async def task(self, call: Call) -> Answer:
         """A task with its whole timeline."""
-        task_id = _task_id(call)
+        task_id = task_id_of(call)
         view = await self._reads.task(call.identity.tenant, task_id)
         if view is None:
             raise await self._absent(call, task_id)
@@ -151,7 +151,7 @@ class Applications:
 
         A stopping coordinator answers at once with the state as it is.
         """
-        task_id = _task_id(call)
+        task_id = task_id_of(call)
         wait = call.query(WaitQuery).wait
         if wait == 0:
             return Answer((await self._result(call, task_id)).result)
@@ -190,7 +190,7 @@ class Applications:
     async def _result(self, call: Call, task_id: TaskId) -> ResultAt:
         found = await self._reads.result(call.identity.tenant, task_id)
         if found is None:
-            raise _no_task(task_id)
+            raise no_task(task_id)
         if found.enqueued is not None and found.enqueued.state == "refused":
             raise _not_taken_in(task_id, found.enqueued)
         return found
@@ -198,12 +198,12 @@ class Applications:
     async def _absent(self, call: Call, task_id: TaskId) -> TenureError:
         """Why there is no such task: nobody has heard of it, or it is on its way."""
         enqueued = await self._reads.enqueued(call.identity.tenant, task_id)
-        return _no_task(task_id) if enqueued is None else _not_taken_in(task_id, enqueued)
+        return no_task(task_id) if enqueued is None else _not_taken_in(task_id, enqueued)
 
     async def cancel(self, call: Call) -> Answer:
         """End a task, or ask its attempt to."""
-        task_id = _task_id(call)
-        await _refuse_body(call)
+        task_id = task_id_of(call)
+        await refuse_body(call)
         command = wire.cancellation(
             task_id, command_id=CommandId(str(uuid4())), identity=call.identity
         )
@@ -279,14 +279,16 @@ def _key(request: Request, submission: TaskSubmission) -> str | None:
     return key
 
 
-def _task_id(call: Call) -> TaskId:
+def task_id_of(call: Call) -> TaskId:
+    """The task that the path names. Raises RequestRefused for what is no id."""
     task_id = call.path("task_id").lower()
     if not is_uuid(task_id):
-        raise _no_task(task_id)
+        raise no_task(task_id)
     return TaskId(task_id)
 
 
-def _no_task(task_id: str) -> RequestRefused:
+def no_task(task_id: str) -> RequestRefused:
+    """There is no such task for this tenant."""
     return RequestRefused(Code.NOT_FOUND, f"There is no task {task_id!r}.")
 
 
@@ -301,7 +303,8 @@ def _not_taken_in(task_id: TaskId, enqueued: Enqueued) -> TenureError:
     )
 
 
-async def _refuse_body(call: Call) -> None:
+async def refuse_body(call: Call) -> None:
+    """Raises InvalidRequest when there is a body that says anything."""
     if (await call.body()).strip() not in (b"", b"{}"):
         raise InvalidRequest("This request takes no body.")
 

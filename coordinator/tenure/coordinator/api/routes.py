@@ -55,6 +55,8 @@ from tenure.coordinator.api.endpoint import (
 )
 from tenure.coordinator.api.executors import Executors, IncarnationQuery, Nothing
 from tenure.coordinator.api.gate import Gate
+from tenure.coordinator.api.intervention_routes import intervention_endpoints
+from tenure.coordinator.api.interventions import Interventions
 from tenure.coordinator.api.lease_routes import lease_endpoints
 from tenure.coordinator.api.leases import Leases
 from tenure.coordinator.api.openapi import PAGES, document
@@ -89,6 +91,7 @@ class Handlers:
     operators: Operators
     leases: Leases
     scheduling: Scheduling
+    interventions: Interventions
     healthz: Plain
     readyz: Plain
     metrics: Plain
@@ -327,6 +330,7 @@ def endpoints(
         ),
         *lease_endpoints(handlers.leases, application_gate),
         *scheduling_endpoints(handlers.scheduling, gate=application_gate),
+        *intervention_endpoints(handlers.interventions, application_gate),
     )
 
 

@@ -25,6 +25,7 @@ from tenure.contract.profiles import profile_digest, profile_text
 from tenure.contract.reports import (
     Accept,
     Cancelled,
+    CancelReceived,
     Deliver,
     Executable,
     Fail,
@@ -53,6 +54,7 @@ _REPORT_COMMANDS: Final[Mapping[type[Any], type[commands.AttemptCommand]]] = {
     Accept: commands.Accept,
     Start: commands.Start,
     Take: commands.Take,
+    CancelReceived: commands.ReceiveCancel,
     Cancelled: commands.ConfirmCancel,
 }
 

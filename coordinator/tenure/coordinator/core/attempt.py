@@ -8,9 +8,18 @@ from dataclasses import replace
 
 from tenure.contract.codes import Code, Reason
 from tenure.contract.states import ATTEMPT_MOVES, AttemptState, TaskState
-from tenure.coordinator.core.commands import Accept, ConfirmCancel, Fail, Reject, Start, Take
+from tenure.coordinator.core.commands import (
+    Accept,
+    ConfirmCancel,
+    Fail,
+    ReceiveCancel,
+    Reject,
+    Start,
+    Take,
+)
 from tenure.coordinator.core.decisions import (
     Accepted,
+    Answered,
     AttemptChanged,
     Decision,
     Happened,
@@ -24,17 +33,24 @@ from tenure.coordinator.core.happenings import (
     after,
     attempt_became,
     task_became,
+    unchanged,
 )
 from tenure.coordinator.core.outcomes import End, consequence, end_of_failure
 from tenure.coordinator.core.rows import AttemptRow, TaskRow
 from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot
 
-_REJECTION_PAUSE_MICROSECONDS = 1_000_000
+_CANCELLED_BEFORE_IT_BEGAN = Refused(
+    Code.CANCEL_REQUESTED, "the task is no longer wanted: confirm the cancellation"
+)
+_NOBODY_ASKED = Refused(Code.WRONG_STATE, "nobody asked to cancel this task")
 
 
 def leading_to(state: AttemptState) -> frozenset[AttemptState]:
     """States from which an attempt may move to ``state``."""
     return frozenset(before for before, following in ATTEMPT_MOVES.items() if state in following)
+
+
+_UNDER_WAY = leading_to(AttemptState.CANCELLED) - {AttemptState.SUBMITTED}
 
 
 def accept(command: Accept, snapshot: Snapshot, now: int, minted: Minted) -> Decision:
@@ -50,6 +66,8 @@ def start(command: Start, snapshot: Snapshot, now: int, minted: Minted) -> Decis
     found = find_authorized(command, snapshot, now, leading_to(AttemptState.RUNNING))
     if isinstance(found, Refused):
         return found
+    if found[0].cancel_requested_at is not None:
+        return _CANCELLED_BEFORE_IT_BEGAN
     return _advance(snapshot, *found, (AttemptState.RUNNING,), command.actor, minted)
 
 
@@ -59,6 +77,8 @@ def take(command: Take, snapshot: Snapshot, now: int, minted: Minted) -> Decisio
     found = find_authorized(command, snapshot, now, states)
     if isinstance(found, Refused):
         return found
+    if found[0].cancel_requested_at is not None:
+        return _CANCELLED_BEFORE_IT_BEGAN
     steps: tuple[AttemptState, ...] = (AttemptState.ACCEPTED, AttemptState.RUNNING)
     if found[1].state is AttemptState.ACCEPTED:
         steps = steps[1:]
@@ -132,14 +152,16 @@ def fail(
 def reject(
     command: Reject, snapshot: Snapshot, now: int, minted: Minted, policy: LeasePolicy
 ) -> Decision:
-    """submitted → rejected: not a failure, another node may take the task."""
+    """submitted → rejected: not a failure, another node may take the task. This start of the node
+    is not asked again (STATE-05)."""
     found = find_authorized(command, snapshot, now, leading_to(AttemptState.REJECTED))
     if isinstance(found, Refused):
         return found
     task, attempt = found
-    # A node that drains gets nothing new, so its work need not wait; any other rejection might be
-    # repeated at once by the same node.
-    pause = 0 if command.reason == Reason.NODE_DRAINING else _REJECTION_PAUSE_MICROSECONDS
+    # A node that drains has nothing against the task, and gets nothing new anyway.
+    rejected_by = task.rejected_by
+    if command.reason != Reason.NODE_DRAINING:
+        rejected_by += (attempt.incarnation,)
     return _ended_by_report(
         snapshot,
         task,
@@ -147,9 +169,42 @@ def reject(
         AttemptState.REJECTED,
         reason=command.reason,
         message=command.message,
-        change=replace(consequence(task, End.REJECTED, policy, minted.jitter), delay=pause or None),
+        change=replace(
+            consequence(task, End.REJECTED, policy, minted.jitter), rejected_by=rejected_by
+        ),
         actor=command.actor,
         minted=minted,
+    )
+
+
+def receive_cancel(
+    command: ReceiveCancel, snapshot: Snapshot, now: int, minted: Minted
+) -> Decision:
+    """Record that the executor has heard of a cancellation: requested, delivered, confirmed."""
+    found = find_authorized(command, snapshot, now, _UNDER_WAY)
+    if isinstance(found, Refused):
+        return found
+    task, attempt = found
+    if task.cancel_requested_at is None:
+        return _NOBODY_ASKED
+    reply = _reply(task, attempt, attempt.state, task.state)
+    if task.cancel_delivered_at is not None:
+        return Answered(reply, task.cancel_delivered_at)
+    return Accepted(
+        reads=reads_of(snapshot, task, attempt, lease_live=True),
+        reply=reply,
+        writes=(replace(unchanged(task), sequence=task.sequence + 1, cancel_delivered=True),),
+        events=(
+            task_became(
+                task,
+                task.state,
+                event_id=minted.event_ids[0],
+                epoch=snapshot.epoch,
+                actor=command.actor,
+                reason=Reason.CANCEL_DELIVERED,
+                attempt_id=attempt.attempt_id,
+            ),
+        ),
     )
 
 
@@ -157,13 +212,12 @@ def confirm_cancel(
     command: ConfirmCancel, snapshot: Snapshot, now: int, minted: Minted, policy: LeasePolicy
 ) -> Decision:
     """accepted or running → cancelled, when that was asked for; the task ends cancelled."""
-    states = leading_to(AttemptState.CANCELLED) - {AttemptState.SUBMITTED}
-    found = find_authorized(command, snapshot, now, states)
+    found = find_authorized(command, snapshot, now, _UNDER_WAY)
     if isinstance(found, Refused):
         return found
     task, attempt = found
     if task.cancel_requested_at is None:
-        return Refused(Code.WRONG_STATE, "nobody asked to cancel this task")
+        return _NOBODY_ASKED
     return _ended_by_report(
         snapshot,
         task,

@@ -3,7 +3,7 @@
 Units as in ``rows``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from tenure.contract.codes import Code
@@ -46,6 +46,7 @@ class Submit(Command):
     not_before: int | None
     deadline: int | None
     resources: ResourceAmounts | None
+    retry_of: TaskId | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,35 @@ class RefuseIntake(Command):
 @dataclass(frozen=True, slots=True)
 class Cancel(Command):
     """An application or operator no longer wants a task."""
+
+    task_id: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class Hold(Command):
+    """An operator wants a task to begin nothing; ``message`` says why."""
+
+    task_id: TaskId
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release(Command):
+    """An operator lets a held task wait for a node again."""
+
+    task_id: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class TryAgain(Command):
+    """An operator wants the next attempt of a task now, whatever came before."""
+
+    task_id: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class HoldRejected(Command):
+    """The sweeper found a task that nodes have rejected. Not stored."""
 
     task_id: TaskId
 
@@ -122,6 +152,11 @@ class Reject(AttemptCommand):
 
     reason: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveCancel(AttemptCommand):
+    """The executor has heard of a requested cancellation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +239,17 @@ AnyCommand: TypeAlias = (
     | TakeIn
     | RefuseIntake
     | Cancel
+    | Hold
+    | Release
+    | TryAgain
+    | HoldRejected
     | Accept
     | Start
     | Take
     | Deliver
     | Fail
     | Reject
+    | ReceiveCancel
     | ConfirmCancel
     | Renew
     | Allocate

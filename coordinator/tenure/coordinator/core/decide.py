@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from tenure.contract.codes import Code
-from tenure.coordinator.core import attempt, enqueued, lease, node, receipt, task
+from tenure.coordinator.core import attempt, enqueued, hold, lease, node, receipt, task
 from tenure.coordinator.core.commands import (
     Accept,
     Allocate,
@@ -15,14 +15,19 @@ from tenure.coordinator.core.commands import (
     Deliver,
     Expire,
     Fail,
+    Hold,
+    HoldRejected,
+    ReceiveCancel,
     RefuseIntake,
     Register,
     Reject,
+    Release,
     Renew,
     Start,
     Submit,
     Take,
     TakeIn,
+    TryAgain,
 )
 from tenure.coordinator.core.decisions import Accepted, Answered, Decision, Refused, TaskChanged
 from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot
@@ -74,6 +79,14 @@ def _decide(
             return enqueued.refuse(command, snapshot)
         case Cancel():
             return task.cancel(command, snapshot, minted)
+        case Hold():
+            return hold.hold(command, snapshot, minted)
+        case Release():
+            return hold.release(command, snapshot, minted)
+        case TryAgain():
+            return hold.try_again(command, snapshot, minted)
+        case HoldRejected():
+            return hold.hold_rejected(command, snapshot, minted)
         case Accept():
             return attempt.accept(command, snapshot, now, minted)
         case Start():
@@ -86,6 +99,8 @@ def _decide(
             return attempt.fail(command, snapshot, now, minted, policy)
         case Reject():
             return attempt.reject(command, snapshot, now, minted, policy)
+        case ReceiveCancel():
+            return attempt.receive_cancel(command, snapshot, now, minted)
         case ConfirmCancel():
             return attempt.confirm_cancel(command, snapshot, now, minted, policy)
         case Renew():

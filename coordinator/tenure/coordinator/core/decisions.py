@@ -47,6 +47,7 @@ class Reads:
     seen_within: int | None = None  # the incarnation was heard of within these microseconds
     intake_id: int | None = None  # the row still waits
     policy_version: int | None = None  # the policy in force
+    fleet: tuple[tuple[IncarnationId, int], ...] | None = None  # active ones, all, with versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class TaskCreated:
     max_attempts: int
     resources: ResourceAmounts
     profile_digest: str
+    retry_of: TaskId | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ class TaskChanged:
     cancel_requested: bool
     delay: int | None = None  # ``not_before`` is so many microseconds after the commit's clock
     losses: int = 0
+    cancel_delivered: bool = False
+    rejected_by: tuple[IncarnationId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

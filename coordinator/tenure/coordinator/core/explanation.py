@@ -17,6 +17,7 @@ from tenure.coordinator.core.filters import (
     Exclusion,
     Filter,
     exclusions,
+    has_rejected,
     unavailable,
 )
 from tenure.coordinator.core.rows import IncarnationRow, TaskRow, TenantRow
@@ -80,6 +81,8 @@ def explain(
     eligible = 0
     for node in nodes:
         absent = unavailable(node, now, silence_microseconds)
+        if absent is None and has_rejected(task, node):
+            absent = Excluded(Exclusion.TASK_REJECTED, "a node that takes it", "it has rejected it")
         if absent is not None:
             away[absent.code] += 1
             continue

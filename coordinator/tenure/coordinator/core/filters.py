@@ -8,7 +8,7 @@ Whether a node is there at all (``unavailable``) is asked before: it is no matte
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, TypeAlias
 
@@ -34,6 +34,7 @@ class Exclusion(StrEnum):
     # Is the node there?
     NODE_NOT_ACTIVE = "node_not_active"
     NODE_SILENT = "node_silent"
+    TASK_REJECTED = "task_rejected"
     # tenant authorization
     TENANT_UNKNOWN = "tenant_unknown"
     TENANT_SUSPENDED = "tenant_suspended"
@@ -291,6 +292,23 @@ def exclusions(
     """Every filter that excludes ``node``."""
     judged = ((name, judge(task, node, tenant, now)) for name, judge in FILTERS)
     return tuple((name, excluded) for name, excluded in judged if excluded is not None)
+
+
+def has_rejected(task: TaskRow, node: IncarnationRow) -> bool:
+    """Whether this start of the node has handed the task back. Others are asked instead, until an
+    operator releases the task (STATE-05)."""
+    return node.incarnation in task.rejected_by
+
+
+def could_take(task: TaskRow, node: IncarnationRow, tenant: TenantRow | None) -> bool:
+    """Whether the node could take the task if it had nothing else to do: what all filters say of
+    it, but for the tenant's budget and the deadline, which are no matter of the node."""
+    idle = replace(node, slots_used=0, cpu_used=0, memory_used=0)
+    return all(
+        judge(task, idle, tenant, 0) is None
+        for name, judge in FILTERS
+        if name not in (Filter.BUDGET, Filter.DEADLINE)
+    )
 
 
 def _run_by(node: IncarnationRow, type_name: str) -> RunProfile | None:

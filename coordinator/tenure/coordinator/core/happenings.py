@@ -120,6 +120,8 @@ def unchanged(task: TaskRow) -> TaskChanged:
         not_before=task.not_before,
         cancel_requested=task.cancel_requested_at is not None,
         losses=task.losses,
+        cancel_delivered=task.cancel_delivered_at is not None,
+        rejected_by=task.rejected_by,
     )
 
 

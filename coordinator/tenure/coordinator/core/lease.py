@@ -22,7 +22,7 @@ from tenure.coordinator.core.decisions import (
     Refused,
     Reply,
 )
-from tenure.coordinator.core.filters import exclusion
+from tenure.coordinator.core.filters import exclusion, has_rejected
 from tenure.coordinator.core.guards import find_authorized, reads_of
 from tenure.coordinator.core.happenings import attempt_became, ended, task_became, unchanged
 from tenure.coordinator.core.outcomes import End, consequence
@@ -53,6 +53,8 @@ def allocate(
         return Refused(Code.NODE_GONE, "the node takes no new work")
     if node.last_seen_at <= now - policy.node_silence_microseconds:
         return Refused(Code.NODE_GONE, "the node has not been heard of")
+    if has_rejected(task, node):
+        return Refused(Code.WRONG_STATE, "the node has rejected the task")
     excluded = exclusion(task, node, snapshot.tenant, now)
     if excluded is not None:
         return Refused(Code.WRONG_STATE, f"the node is excluded: {excluded.code.value}")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tenure.contract.ids import IncarnationId, TaskId, TenantId
-from tenure.coordinator.core.filters import exclusion
+from tenure.coordinator.core.filters import exclusion, has_rejected
 from tenure.coordinator.core.rows import IncarnationRow, TaskRow, TenantRow
 
 
@@ -57,7 +57,11 @@ def plan(
         if not free:
             break
         tenant = accounts.get(task.tenant)
-        eligible = [node for node in free.values() if exclusion(task, node, tenant, now) is None]
+        eligible = [
+            node
+            for node in free.values()
+            if not has_rejected(task, node) and exclusion(task, node, tenant, now) is None
+        ]
         if not eligible:
             continue
         best = min(eligible, key=lambda node: (node.slots_used - node.slots, node.incarnation))

@@ -121,6 +121,8 @@ class TaskRow:
     max_attempts: int
     resources: ResourceAmounts
     cancel_requested_at: int | None
+    cancel_delivered_at: int | None
+    rejected_by: tuple[IncarnationId, ...]
     decided_at: int
     profile: ProfileRow | None = None
 

@@ -39,6 +39,7 @@ class Snapshot:
     tenant: TenantRow | None = None  # the task's, where a node is judged
     attempt: AttemptRow | None = None  # the presented one, else the task's current one
     incarnation: IncarnationRow | None = None
+    fleet: tuple[IncarnationRow, ...] | None = None  # active ones of the tenant, by id
     previous_incarnation: IncarnationRow | None = None  # current holder of the node's name
     same_content_receipt: ReceiptRow | None = None
     enqueued_task_id: TaskId | None = None  # what the submission's key stands for in the intake

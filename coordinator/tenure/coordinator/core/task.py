@@ -56,6 +56,7 @@ def submit(command: Submit, snapshot: Snapshot, now: int, minted: Minted) -> Dec
         max_attempts=declared.max_attempts,
         resources=command.resources or declared.resources,
         profile_digest=declared.profile_digest,
+        retry_of=command.retry_of,
     )
     event = Happened(
         event_id=minted.event_ids[0],

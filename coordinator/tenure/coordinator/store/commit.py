@@ -25,6 +25,7 @@ from tenure.coordinator.core.commands import (
     Allocate,
     AnyCommand,
     Expire,
+    HoldRejected,
     RefuseIntake,
     Renew,
     TaskTypeDeclared,
@@ -52,7 +53,7 @@ from tenure.coordinator.store.rows import (
 MAX_ITEMS: Final = 256
 """So that the answer stays below the 8 KB that a server sends before it commits."""
 
-NOT_STORED: Final = (Renew, Allocate, Expire, RefuseIntake)
+NOT_STORED: Final = (Renew, Allocate, Expire, HoldRejected, RefuseIntake)
 """Commands whose repetition is harmless by their guards alone, and whose outcome nobody asks for
 again: they leave no row in ``commands``."""
 
@@ -216,6 +217,7 @@ class _Batch:
                 reads.intake_id,
                 reads.policy_version,
                 reads.tenant_version,
+                _fleet(reads.fleet),
             )
         )
 
@@ -225,7 +227,7 @@ class _Batch:
                 item, write.task_id, write.tenant, write.type, write.input_text, write.priority,
                 optional_datetime(write.not_before), optional_datetime(write.deadline),
                 write.effects.value, write.max_attempts, write.resources.cpu_millis,
-                write.resources.memory_bytes, bytes.fromhex(write.profile_digest),
+                write.resources.memory_bytes, bytes.fromhex(write.profile_digest), write.retry_of,
             )
         )  # fmt: skip
 
@@ -235,7 +237,7 @@ class _Batch:
                 item, write.task_id, write.state.value, write.reason, write.message,
                 write.sequence, write.generation, write.current_attempt_id, write.failures,
                 write.losses, optional_datetime(write.not_before), write.delay,
-                write.cancel_requested,
+                write.cancel_requested, write.cancel_delivered, list(write.rejected_by),
             )
         )  # fmt: skip
 
@@ -317,6 +319,12 @@ def declared_type(item: int, tenant: TenantId, declared: TaskTypeDeclared) -> tu
 
 def _optional_bytes(digest: str | None) -> bytes | None:
     return None if digest is None else bytes.fromhex(digest)
+
+
+def _fleet(fleet: tuple[tuple[IncarnationId, int], ...] | None) -> str | None:
+    if fleet is None:
+        return None
+    return ",".join(f"{incarnation}:{version}" for incarnation, version in fleet)
 
 
 def encode(event: Happened) -> bytes:

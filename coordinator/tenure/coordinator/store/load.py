@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from asyncpg import Record
 
+from tenure.contract.ids import TenantId
 from tenure.coordinator.core.commands import (
     Accept,
     Allocate,
@@ -14,13 +15,18 @@ from tenure.coordinator.core.commands import (
     ChangeNode,
     Deliver,
     Expire,
+    Hold,
+    HoldRejected,
     RefuseIntake,
     Register,
+    Release,
     Renew,
     Submit,
     Take,
     TakeIn,
+    TryAgain,
 )
+from tenure.coordinator.core.rows import IncarnationRow
 from tenure.coordinator.core.snapshot import Snapshot
 from tenure.coordinator.store import named_queries
 from tenure.coordinator.store.postgres import Asked
@@ -51,9 +57,10 @@ class Loaded:
     inputs: tuple[str | None, ...] = ()
 
 
-async def load_attempts(
-    asked: Asked, commands: Sequence[AttemptCommand | Cancel | Expire]
-) -> Loaded:
+AboutTask: TypeAlias = AttemptCommand | Cancel | Hold | Release | TryAgain | Expire
+
+
+async def load_attempts(asked: Asked, commands: Sequence[AboutTask]) -> Loaded:
     """For commands about a task and one of its attempts."""
     records = await asked.fetch(
         _QUERIES["attempts"],
@@ -124,12 +131,13 @@ async def load_intake(asked: Asked, commands: Sequence[TakeIn | RefuseIntake]) -
     )
 
 
-async def load_allocations(asked: Asked, commands: Sequence[Allocate]) -> Loaded:
-    """For allocations."""
+async def load_allocations(asked: Asked, commands: Sequence[Allocate | HoldRejected]) -> Loaded:
+    """For allocations, and for holds of what every node of a fleet has rejected."""
+    fleets = await _load_fleets(asked, commands)
     records = await asked.fetch(
         _QUERIES["allocations"],
         [c.task_id for c in commands],
-        [c.incarnation for c in commands],
+        [c.incarnation if isinstance(c, Allocate) else None for c in commands],
     )
     return _loaded(
         records,
@@ -139,10 +147,29 @@ async def load_allocations(asked: Asked, commands: Sequence[Allocate]) -> Loaded
                 task=judged_task_row(record),
                 tenant=tenant_row(record),
                 incarnation=incarnation_row(record),
+                fleet=(
+                    tuple(fleets.get(command.tenant, ()))
+                    if isinstance(command, HoldRejected)
+                    else None
+                ),
             )
-            for record in records
+            for command, record in zip(commands, records, strict=True)
         ],
     )
+
+
+async def _load_fleets(
+    asked: Asked, commands: Sequence[Allocate | HoldRejected]
+) -> dict[TenantId, list[IncarnationRow]]:
+    """Active incarnations of the tenants whose fleets a decision looks at: seldom any."""
+    tenants = {command.tenant for command in commands if isinstance(command, HoldRejected)}
+    fleets: dict[TenantId, list[IncarnationRow]] = {}
+    if tenants:
+        for record in await asked.fetch(_QUERIES["fleets"], sorted(tenants)):
+            row = incarnation_row(record)
+            assert row is not None
+            fleets.setdefault(row.tenant, []).append(row)
+    return fleets
 
 
 async def load_nodes(asked: Asked, commands: Sequence[Register | ChangeNode]) -> Loaded:

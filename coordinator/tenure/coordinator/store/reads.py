@@ -30,6 +30,7 @@ from tenure.contract.tasks import (
     NodeExecutable,
     NodeView,
     OutboxStatus,
+    ReceiptContent,
     ReceiptView,
     ShardStatus,
     StreamView,
@@ -57,6 +58,7 @@ _SYSTEM: Final = named_queries.load("system.sql")
 _POLICIES: Final = named_queries.load("policies.sql")
 _ATTEMPTS: Final = TypeAdapter(tuple[AttemptView, ...])
 _RECEIPTS: Final = TypeAdapter(tuple[ReceiptView, ...])
+_CONTENTS: Final = TypeAdapter(tuple[ReceiptContent, ...])
 _NUMBERS: Final = TypeAdapter(dict[str, int])
 
 
@@ -103,7 +105,7 @@ class Figures:
 
     waiting_tasks: int
     oldest_waiting_seconds: float
-    held_tasks: int
+    held_tasks: dict[str, int]  # by reason
     open_attempts: dict[str, int]
     nodes: dict[str, int]
     lag_rows: int
@@ -134,6 +136,10 @@ class Reads:
             effects=row["effects"],
             resources=Resources(cpu_millis=row["cpu_millis"], memory_bytes=row["memory_bytes"]),
             cancel_requested_at=row["cancel_requested_at"],
+            cancel_delivered_at=row["cancel_delivered_at"],
+            cancel_confirmed_at=row["cancel_confirmed_at"],
+            retry_of=row["retry_of"],
+            retried_by=row["retried_by"],
             ended_at=row["ended_at"],
             input=_json(row["input"]),
             output=_json(row["output"]),
@@ -141,6 +147,11 @@ class Reads:
             receipts=_RECEIPTS.validate_json(row["receipts"]),
             timeline=tuple(_timeline_entry(body) for body in row["events"]),
         )
+
+    async def receipts(self, tenant: TenantId, task_id: str) -> tuple[ReceiptContent, ...] | None:
+        """Every delivery submission of a task with its content."""
+        row = await self._one(_TASKS["receipts"], tenant, task_id)
+        return None if row is None else _CONTENTS.validate_json(row["receipts"])
 
     async def result(self, tenant: TenantId, task_id: str) -> ResultAt | None:
         """The short form, with the head of the log that it was read at."""
@@ -308,7 +319,7 @@ class Reads:
         return Figures(
             waiting_tasks=row["waiting"],
             oldest_waiting_seconds=row["oldest_waiting_seconds"],
-            held_tasks=row["held"],
+            held_tasks=_NUMBERS.validate_json(row["held"]),
             open_attempts=_NUMBERS.validate_json(row["open_attempts"]),
             nodes=_NUMBERS.validate_json(row["nodes"]),
             lag_rows=sum(shard["lag_rows"] for shard in shards),

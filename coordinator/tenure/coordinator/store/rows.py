@@ -94,6 +94,8 @@ def task_row(record: Record) -> TaskRow | None:
         max_attempts=record["max_attempts"],
         resources=ResourceAmounts(record["cpu_millis"], record["memory_bytes"]),
         cancel_requested_at=optional_microseconds(record["cancel_requested_at"]),
+        cancel_delivered_at=optional_microseconds(record["cancel_delivered_at"]),
+        rejected_by=tuple(IncarnationId(str(node)) for node in record["rejected_by"]),
         decided_at=to_microseconds(record["decided_at"]),
     )
 

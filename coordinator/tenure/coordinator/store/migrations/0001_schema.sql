@@ -60,6 +60,9 @@ create table tasks (
     memory_bytes bigint not null check (memory_bytes >= 0),
     profile_digest bytea not null,
     cancel_requested_at timestamptz,
+    cancel_delivered_at timestamptz,        -- its executor said that it has heard of it
+    rejected_by uuid[] not null default '{}', -- incarnations that are not asked again
+    retry_of uuid,                          -- the ended task that this one does again
     created_at timestamptz not null,
     decided_at timestamptz not null,        -- time never runs back for a task
     ended_at timestamptz,
@@ -73,6 +76,9 @@ create index tasks_waiting on tasks (tenant, type, priority desc, task_id)
     where state = 'open' and current_attempt_id is null;
 create index tasks_with_deadline on tasks (deadline)
     where deadline is not null and ended_at is null;
+create index tasks_rejected on tasks (task_id)
+    where state = 'open' and current_attempt_id is null and rejected_by <> '{}';
+create unique index tasks_retry_of on tasks (retry_of) where retry_of is not null;
 create index tasks_of_tenant on tasks (tenant, task_id);
 
 -- Apart from the state, so that a state change rewrites no payload and an input can be erased.

@@ -33,17 +33,20 @@ create type commit_item as (
     seen_within bigint,         -- microseconds since the incarnation was last heard of
     intake_id bigint,           -- guard: the row still waits
     policy_version integer,     -- guard: the policy in force
-    tenant_version bigint       -- guard: of the item's tenant
+    tenant_version bigint,      -- guard: of the item's tenant
+    fleet text                  -- guard: active incarnations of the tenant, each ID:VERSION, by id
 );
 create type task_insert as (
     item integer, task_id uuid, tenant text, type text, input json, priority smallint,
     not_before timestamptz, deadline timestamptz, effects text, max_attempts integer,
-    cpu_millis integer, memory_bytes bigint, profile_digest bytea
+    cpu_millis integer, memory_bytes bigint, profile_digest bytea,
+    retry_of uuid
 );
 create type task_update as (
     item integer, task_id uuid, state text, reason text, message text, sequence bigint,
     generation bigint, current_attempt_id uuid, failures integer, losses integer,
-    not_before timestamptz, delay_microseconds bigint, cancel_requested boolean
+    not_before timestamptz, delay_microseconds bigint, cancel_requested boolean,
+    cancel_delivered boolean, rejected_by uuid[]
 );
 create type attempt_insert as (
     item integer, attempt_id uuid, task_id uuid, tenant text, ordinal bigint, node_id text,
@@ -229,6 +232,11 @@ begin
                       and e.content_digest = i.content_digest) then 1
                 when i.intake_id is not null and q.state is distinct from 'waiting' then 1
                 when i.policy_version is not null and i.policy_version is distinct from v_policy then 1
+                when i.fleet is not null and i.fleet is distinct from (
+                    select coalesce(string_agg(
+                        f.incarnation || ':' || f.version, ',' order by f.incarnation), '')
+                    from incarnations f
+                    where f.tenant = i.tenant and f.state = 'active') then 1
                 -- Time bounds.
                 when i.lease_live and not coalesce(a.expires_at > m.at, false) then 1
                 when i.lease_over and not coalesce(a.expires_at <= m.at, false) then 1
@@ -345,10 +353,10 @@ begin
 
     if cardinality(p_task_inserts) > 0 then
         insert into tasks (task_id, tenant, type, state, version, sequence, priority, not_before,
-            deadline, effects, max_attempts, cpu_millis, memory_bytes, profile_digest, created_at,
-            decided_at)
+            deadline, effects, max_attempts, cpu_millis, memory_bytes, profile_digest, retry_of,
+            created_at, decided_at)
         select w.task_id, w.tenant, w.type, 'open', 1, 1, w.priority, w.not_before, w.deadline,
-            w.effects, w.max_attempts, w.cpu_millis, w.memory_bytes, w.profile_digest,
+            w.effects, w.max_attempts, w.cpu_millis, w.memory_bytes, w.profile_digest, w.retry_of,
             decided[w.item], decided[w.item]
         from unnest(p_task_inserts) w where outcomes[w.item] = 0;
         insert into task_inputs (task_id, tenant, input)
@@ -367,7 +375,9 @@ begin
                 decided[w.item] + w.delay_microseconds * interval '1 microsecond', w.not_before),
             cancel_requested_at = case when w.cancel_requested
                 then coalesce(t.cancel_requested_at, decided[w.item]) end,
-            decided_at = decided[w.item],
+            cancel_delivered_at = case when w.cancel_delivered
+                then coalesce(t.cancel_delivered_at, decided[w.item]) end,
+            rejected_by = w.rejected_by, decided_at = decided[w.item],
             ended_at = case when w.state in ('delivered', 'failed', 'cancelled', 'expired')
                 then decided[w.item] end
         from unnest(p_task_updates) w

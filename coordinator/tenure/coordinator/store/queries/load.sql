@@ -10,7 +10,8 @@ select
     c.command_id, c.tenant as command_tenant, c.fingerprint, c.reply, c.decided_at as command_at,
     t.task_id, t.tenant, t.type, t.state, t.version, t.sequence, t.generation,
     t.current_attempt_id, t.failures, t.losses, t.not_before, t.deadline, t.effects,
-    t.max_attempts, t.cpu_millis, t.memory_bytes, t.cancel_requested_at, t.decided_at,
+    t.max_attempts, t.cpu_millis, t.memory_bytes, t.cancel_requested_at,
+    t.cancel_delivered_at, t.rejected_by, t.decided_at,
     a.attempt_id, a.task_id as attempt_task_id, a.tenant as attempt_tenant, a.ordinal,
     a.state as attempt_state, a.version as attempt_version, a.sequence as attempt_sequence,
     a.node_id, a.incarnation, a.lease_id, a.fencing_token, a.policy_version, a.lease_microseconds,
@@ -63,7 +64,8 @@ select
     (select tenure.confirmed_epoch()) as epoch, clock_timestamp() as clock,
     t.task_id, t.tenant, t.type, t.state, t.version, t.sequence, t.generation,
     t.current_attempt_id, t.failures, t.losses, t.not_before, t.deadline, t.effects,
-    t.max_attempts, t.cpu_millis, t.memory_bytes, t.cancel_requested_at, t.decided_at,
+    t.max_attempts, t.cpu_millis, t.memory_bytes, t.cancel_requested_at,
+    t.cancel_delivered_at, t.rejected_by, t.decided_at,
     n.incarnation, n.tenant as node_tenant, n.node_id, n.state as node_state,
     n.version as node_version, n.sequence as node_sequence, n.slots,
     n.cpu_millis as node_cpu_millis, n.memory_bytes as node_memory_bytes, n.slots_used,
@@ -83,6 +85,18 @@ left join tenure.profiles p on p.tenant = t.tenant and p.digest = t.profile_dige
 left join tenure.tenants e on e.tenant = t.tenant
 left join tenure.accounts b on b.tenant = t.tenant
 order by i.ord;
+
+-- name: fleets
+-- $1 tenants: their active incarnations, by id.
+select
+    n.incarnation, n.tenant as node_tenant, n.node_id, n.state as node_state,
+    n.version as node_version, n.sequence as node_sequence, n.slots,
+    n.cpu_millis as node_cpu_millis, n.memory_bytes as node_memory_bytes, n.slots_used,
+    n.cpu_used, n.memory_used, n.task_types, n.last_seen_at, n.facts::text as node_facts,
+    n.profile_digests, n.type_effects, n.executable_digest, n.executable_withdrawn
+from tenure.incarnations n
+where n.tenant = any($1::text[]) and n.state = 'active'
+order by n.incarnation;
 
 -- name: nodes
 -- $1 command ids, $2 incarnations (null: the node's current one), $3 tenants, $4 node ids.

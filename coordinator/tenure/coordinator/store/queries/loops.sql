@@ -10,7 +10,8 @@ select
     (select tenure.confirmed_epoch()) as epoch, clock_timestamp() as clock,
     t.task_id, t.tenant, t.type, t.state, t.version, t.sequence, t.generation,
     t.current_attempt_id, t.failures, t.losses, t.not_before, t.deadline, t.effects,
-    t.max_attempts, t.cpu_millis, t.memory_bytes, t.cancel_requested_at, t.decided_at,
+    t.max_attempts, t.cpu_millis, t.memory_bytes, t.cancel_requested_at,
+    t.cancel_delivered_at, t.rejected_by, t.decided_at,
     t.profile_digest, p.type as profile_type, p.effects as profile_effects,
     p.max_attempts as profile_max_attempts, p.cpu_millis as profile_cpu_millis,
     p.memory_bytes as profile_memory_bytes, p.locations as profile_locations,
@@ -65,6 +66,13 @@ union
       and t.current_attempt_id is null
     limit $1
 );
+
+-- name: rejected_tasks
+-- Waiting tasks that some node has rejected, after $1. $2 how many.
+select tenant, task_id from tenure.tasks
+where state = 'open' and current_attempt_id is null and rejected_by <> '{}' and task_id > $1
+order by task_id
+limit $2;
 
 -- name: unanswered_attempts
 -- Assignments that nobody accepted within $1 of their last dispatch. $2 how many.

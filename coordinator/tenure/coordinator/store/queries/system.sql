@@ -32,7 +32,13 @@ order by s.shard
 select
     waiting.tasks as waiting,
     waiting.oldest_seconds as oldest_waiting_seconds,
-    (select count(*) from tenure.tasks where state = 'held') as held,
+    (
+        select coalesce(json_object_agg(reason, number), '{}')::text
+        from (
+            select reason, count(*) as number from tenure.tasks where state = 'held'
+            group by reason
+        ) held_tasks
+    ) as held,
     (
         select coalesce(json_object_agg(state, number), '{}')::text
         from (

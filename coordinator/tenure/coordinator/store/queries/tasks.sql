@@ -7,7 +7,14 @@ select
     t.task_id::text as task_id, t.tenant, t.type, t.state, t.reason, t.message, t.priority,
     t.created_at, t.not_before, t.deadline, t.generation, t.failures, t.losses,
     t.max_attempts, t.effects,
-    t.cpu_millis, t.memory_bytes, t.cancel_requested_at, t.ended_at,
+    t.cpu_millis, t.memory_bytes, t.cancel_requested_at,
+    t.cancel_delivered_at,
+    case when t.state = 'cancelled' and
+        (t.ended_at = t.cancel_requested_at or latest.state = 'cancelled')
+        then t.ended_at end as cancel_confirmed_at,
+    t.retry_of::text as retry_of,
+    (select n.task_id::text from tenure.tasks n where n.retry_of = t.task_id) as retried_by,
+    t.ended_at,
     current_attempt.state as attempt_state,
     latest.node_id,
     i.input::text as input,
@@ -43,6 +50,21 @@ left join tenure.attempts latest on latest.task_id = t.task_id and latest.ordina
 left join tenure.task_inputs i on i.task_id = t.task_id
 left join tenure.receipts r
     on t.state = 'delivered' and r.attempt_id = t.current_attempt_id and r.admitted
+where t.tenant = $1 and t.task_id = $2::uuid
+
+-- name: receipts
+-- Every receipt of a task with its content.
+select t.task_id, (
+    select coalesce(json_agg(d order by d.admitted_at, d.receipt_id), '[]')::text
+    from (
+        select
+            receipt_id, attempt_id, node_id, admitted, code, admitted_at, state_version,
+            generation, fencing_token, encode(content_digest, 'hex') as content_digest, output
+        from tenure.receipts
+        where task_id = t.task_id
+    ) d
+) as receipts
+from tenure.tasks t
 where t.tenant = $1 and t.task_id = $2::uuid
 
 -- name: result

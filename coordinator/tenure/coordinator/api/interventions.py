@@ -1,0 +1,156 @@
+"""What operators say about single tasks, and the evidence that they say it by."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+from uuid import uuid4
+
+import structlog
+from uuid_utils.compat import uuid7
+
+from tenure.contract.codec import check_value
+from tenure.contract.codes import Code
+from tenure.contract.ids import CommandId, TaskId
+from tenure.contract.states import TaskState
+from tenure.contract.tasks import (
+    HoldRequest,
+    InterventionReply,
+    ReceiptList,
+    RetryReply,
+    TaskSubmission,
+    TaskView,
+)
+from tenure.coordinator.admission import Admission
+from tenure.coordinator.api import wire
+from tenure.coordinator.api.applications import no_task, refuse_body, task_id_of
+from tenure.coordinator.api.endpoint import Answer, Call
+from tenure.coordinator.api.reading import read_model
+from tenure.coordinator.core import commands
+from tenure.coordinator.core.decisions import Reply
+from tenure.coordinator.errors import RequestRefused
+from tenure.coordinator.store.reads import Reads
+from tenure.coordinator.submission import derived_id, fingerprint, submission
+
+log = structlog.get_logger()
+
+DONE_AGAIN: Final = frozenset({TaskState.FAILED, TaskState.CANCELLED, TaskState.EXPIRED})
+
+
+class Interventions:
+    """Handlers of ``/v1/tasks/{task_id}`` for operators."""
+
+    def __init__(
+        self,
+        *,
+        admission: Admission,
+        reads: Reads,
+        payload_limit_bytes: int,
+        mint_task_id: Callable[[], str] = lambda: str(uuid7()),
+    ) -> None:
+        self._admission = admission
+        self._reads = reads
+        self._payload_limit_bytes = payload_limit_bytes
+        self._mint_task_id = mint_task_id
+
+    async def hold(self, call: Call) -> Answer:
+        """Begin nothing of a task until it is released."""
+        request = read_model(await call.body(), HoldRequest)
+        check_value(request.reason, "reason")
+        task_id = task_id_of(call)
+        command = commands.Hold(**_about(call, task_id, "hold"), message=request.reason)
+        return _answer(call, await self._intervene(task_id, command))
+
+    async def release(self, call: Call) -> Answer:
+        """Let a held task wait for a node again."""
+        task_id = task_id_of(call)
+        await refuse_body(call)
+        command = commands.Release(**_about(call, task_id, "release"))
+        return _answer(call, await self._intervene(task_id, command))
+
+    async def retry(self, call: Call) -> Answer:
+        """The next attempt now; for a task that has ended without a delivery a new task (STATE-02:
+        the ended one stays as it is)."""
+        task_id = task_id_of(call)
+        await refuse_body(call)
+        view = await self._reads.task(call.identity.tenant, task_id)
+        if view is None:
+            raise no_task(task_id)
+        if view.state in DONE_AGAIN:
+            return await self._submit_again(call, view)
+        reply = await self._intervene(
+            task_id, commands.TryAgain(**_about(call, task_id, "try again"))
+        )
+        log.info("task is tried again", by=call.identity.name, task_id=task_id)
+        return Answer(RetryReply(task_id=task_id, state=_state(reply), outcome="waiting"))
+
+    async def receipts(self, call: Call) -> Answer:
+        """Every delivery submission of a task with its content, the late ones too (LATE-02)."""
+        task_id = task_id_of(call)
+        receipts = await self._reads.receipts(call.identity.tenant, task_id)
+        if receipts is None:
+            raise no_task(task_id)
+        return Answer(ReceiptList(receipts=receipts))
+
+    async def _intervene(
+        self, task_id: TaskId, command: commands.Hold | commands.Release | commands.TryAgain
+    ) -> Reply:
+        (outcome,) = await self._admission.intervene([command])
+        refused = outcome.refused
+        if refused is not None and refused.code is Code.NOT_FOUND:
+            raise no_task(task_id)
+        if refused is not None and refused.code is Code.WRONG_STATE:
+            raise RequestRefused(
+                Code.WRONG_STATE,
+                f"Task {task_id!r}: {refused.message}.",
+                next_step="See `tenure task show` for its state.",
+            )
+        return wire.applied(outcome)
+
+    async def _submit_again(self, call: Call, view: TaskView) -> Answer:
+        """The same content under the declaration that its type has now. The id of the submission
+        comes from the ended task, so that asking again gives the same new task."""
+        request = TaskSubmission(
+            type=view.type, input=view.input, priority=view.priority, resources=view.resources
+        )
+        command = replace(
+            submission(
+                request,
+                task_id=TaskId(self._mint_task_id()),
+                fallback_id=derived_id(call.identity.tenant, "retry", view.task_id),
+                key=None,
+                identity=call.identity,
+                payload_limit_bytes=self._payload_limit_bytes,
+            ),
+            fingerprint=fingerprint(["retry", view.task_id]),
+            retry_of=TaskId(view.task_id),
+        )
+        (outcome,) = await self._admission.submit([command])
+        new = wire.submitted(outcome)
+        log.info("ended task is done again", by=call.identity.name, task_id=view.task_id)
+        return Answer(
+            RetryReply(
+                task_id=view.task_id,
+                state=view.state,
+                outcome="submitted_again",
+                new_task_id=new.task_id,
+            )
+        )
+
+
+def _about(call: Call, task_id: TaskId, verb: str) -> dict[str, Any]:
+    return {
+        "command_id": CommandId(str(uuid4())),
+        "fingerprint": fingerprint([verb, task_id]),
+        "tenant": call.identity.tenant,
+        "actor": call.identity.name,
+        "task_id": task_id,
+    }
+
+
+def _answer(call: Call, reply: Reply) -> Answer:
+    log.info("operator's word", by=call.identity.name, task_id=reply.task_id, state=_state(reply))
+    return Answer(InterventionReply(task_id=str(reply.task_id), state=_state(reply)))
+
+
+def _state(reply: Reply) -> TaskState:
+    return reply.task_state or TaskState.OPEN
