@@ -363,6 +363,23 @@ async def test_the_scheduler_reads_no_more_tasks_than_there_are_free_slots(
     assert read == [3]
 
 
+async def test_a_delivery_wakes_the_scheduler_only_where_something_may_wait_for_its_slot(
+    bench: Bench,
+) -> None:
+    await bench.register(slots=2)
+    due = bench.scheduler._due
+    first = await bench.running()  # one slot is left, and nothing waits for it
+    assert not due.is_set()
+    await bench.deliver(first, 1)
+    assert not due.is_set()
+    held = [await bench.running() for _ in range(2)]  # the second took the last slot
+    await bench.deliver(held[0], 1)
+    assert due.is_set()
+    await bench.scheduler.step()
+    await bench.fail(held[1], retryable=False)
+    assert due.is_set()
+
+
 async def test_tasks_that_fit_nowhere_keep_nobody_waiting_who_fits(bench: Bench) -> None:
     """What each of them needs is free somewhere, but never in one place."""
     await bench.register("processors", slots=1, cpu_millis=4000, memory_bytes=10)

@@ -13,7 +13,7 @@ import structlog
 from uuid_utils.compat import uuid7
 
 from tenure.contract.ids import AttemptId, CommandId, LeaseId, TenantId
-from tenure.contract.states import AttemptState
+from tenure.contract.states import AttemptState, EntityType, TaskState
 from tenure.coordinator.authority import Authority
 from tenure.coordinator.core.commands import Allocate
 from tenure.coordinator.core.decisions import Happened
@@ -37,10 +37,9 @@ BATCH: Final = 256
 TICK_SECONDS: Final = 0.25
 """How soon this replica notices what other replicas committed, and tasks whose time has come."""
 
-_CHANGING_NO_PLACE: Final = frozenset(
+_KEEPING_ITS_PLACE: Final = frozenset(
     {AttemptState.SUBMITTED, AttemptState.ACCEPTED, AttemptState.RUNNING}
 )
-"""After these no task waits that did not before, and no node has more room."""
 
 _QUERIES: Final = named_queries.load("loops.sql")
 
@@ -53,6 +52,8 @@ class Scheduler:
         self._authority = authority
         self._due = asyncio.Event()
         self._far = False  # whether the next look reads more tasks than there are free slots
+        self._had_room: frozenset[str] = frozenset()
+        """Nodes that had more room at the last look than all tasks that waited for them needed."""
         self.last_run_at: float | None = None
         authority.on_commit(self._wake)
 
@@ -72,6 +73,7 @@ class Scheduler:
     async def step(self) -> int:
         """One look at the waiting tasks; how many allocations were applied."""
         self._due.clear()
+        self._had_room = frozenset()
         async with self._pool.acquire() as connection:
             silence = timedelta(microseconds=self._authority.policy.node_silence_microseconds)
             node_records = await connection.fetch(_QUERIES["free_nodes"], silence)
@@ -91,7 +93,15 @@ class Scheduler:
                 limit,
             )
         self._far = False
-        if not task_records or task_records[0]["epoch"] is None:
+        unlimited = frozenset(
+            node.incarnation
+            for node in nodes
+            if node.cpu_millis is None and node.memory_bytes is None
+        )
+        if not task_records:
+            self._had_room = unlimited
+            return 0
+        if task_records[0]["epoch"] is None:
             return 0
         tasks = [row for row in map(judged_task_row, task_records) if row is not None]
         now = to_microseconds(task_records[0]["clock"])
@@ -100,6 +110,8 @@ class Scheduler:
             # Some that were read found no place: others behind them may.
             self._far = True
             self._due.set()
+        if allocated == len(tasks) < limit:
+            self._had_room = unlimited
         return allocated
 
     async def _allocate(
@@ -139,8 +151,17 @@ class Scheduler:
         return sum(outcome.reply is not None for outcome in outcomes)
 
     def _wake(self, events: Sequence[Happened]) -> None:
-        if any(event.next_state not in _CHANGING_NO_PLACE for event in events):
+        if any(map(self._may_place, events)):
             self._due.set()
+
+    def _may_place(self, event: Happened) -> bool:
+        """Whether something can be given to a node that could not before. The tick finds what this
+        overlooks."""
+        if event.entity_type is EntityType.TASK:
+            return event.next_state == TaskState.OPEN
+        if event.entity_type is EntityType.ATTEMPT and event.next_state == AttemptState.DELIVERED:
+            return event.incarnation not in self._had_room
+        return event.next_state not in _KEEPING_ITS_PLACE
 
     async def _wait(self) -> None:
         try:
