@@ -13,6 +13,7 @@ Each prints its table and the line about the machine, and writes a JSON file of 
 
 import argparse
 import json
+import os
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
@@ -32,7 +33,7 @@ async def _end_to_end(directory: Path, arguments: argparse.Namespace) -> Figures
     machine, runs = await end_to_end.measure(
         directory, arguments.peers, arguments.tasks, arguments.rounds
     )
-    return machine, {"runs": runs}, report.end_to_end(runs)
+    return machine, {"runs": runs}, report.end_to_end(runs, os.cpu_count() or 1)
 
 
 async def _latency(directory: Path, arguments: argparse.Namespace) -> Figures:

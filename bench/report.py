@@ -11,8 +11,8 @@ from bench.stack import TENURE
 from bench.stages import Stage
 
 
-def end_to_end(runs: Sequence[Run]) -> str:
-    """Rates, ratios and costs."""
+def end_to_end(runs: Sequence[Run], cores: int) -> str:
+    """Rates, ratios and costs; what so many cores allow at these costs, if nothing else ran."""
     lines = [
         "| side | handled/s (each run) | settled/s (each run) | idle sides' cores | others' |",
         "|---|---|---|---|---|",
@@ -31,7 +31,10 @@ def end_to_end(runs: Sequence[Run]) -> str:
         lines += [
             f"- {peer}: {each(ratios(ours, theirs), '.2f')}" for peer, theirs in rates.items()
         ]
-    lines += ["", *_costs("task", sides)]
+    lines += ["", *_costs("task", sides), ""]
+    for side, own in sides.items():
+        cost = sum(medians([run.core_microseconds for run in own]).values())
+        lines.append(f"- {side}: {cores} cores to itself allow at most {cores / cost * 1e6:,.0f}/s")
     return "\n".join(lines)
 
 

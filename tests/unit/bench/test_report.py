@@ -23,7 +23,8 @@ def test_the_end_to_end_table_has_shares_of_each_peer() -> None:
             run("Tenure", 600, {"coordinator": 320, "sender": 100}),
             run("FastStream", 800, {"worker": 150, "sender": 50}),
             run("Celery", 300, {"worker": 350, "sender": 450}),
-        ]
+        ],
+        cores=2,
     )
     assert "| Tenure | 560 (510 610) | 550 (500 600) |" in table
     assert "- FastStream: 0.62 (0.50 0.75)" in table
@@ -33,10 +34,11 @@ def test_the_end_to_end_table_has_shares_of_each_peer() -> None:
     )
     assert "| Tenure | 310 | 100 |  | 410 |" in table
     assert "| Celery |  | 450 | 350 | 800 |" in table
+    assert "- Celery: 2 cores to itself allow at most 2,500/s" in table
 
 
 def test_tenure_alone_has_no_shares() -> None:
-    assert "share" not in report.end_to_end([run("Tenure", 500, {"sender": 100})])
+    assert "share" not in report.end_to_end([run("Tenure", 500, {"sender": 100})], cores=2)
 
 
 def test_the_latency_table_shows_every_round() -> None:
