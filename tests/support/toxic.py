@@ -105,6 +105,10 @@ class ToxicProxy:
         login, separator, _ = self._upstream.netloc.rpartition("@")
         return self._upstream._replace(netloc=f"{login}{separator}127.0.0.1:{port}").geturl()
 
+    def lead_to(self, upstream_url: str) -> None:
+        """New connections go to that server: the address moved, as after a failover."""
+        self._upstream = urlsplit(upstream_url)
+
     @property
     def connections(self) -> int:
         """How many are open, half open ones too."""

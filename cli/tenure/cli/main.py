@@ -103,6 +103,8 @@ def build_app(words: "Sequence[str]" = ()) -> "App":
     add("nodes:app", "node", "See the executors' processes.")
     add("policy:app", "policy", "See and set the terms of leases.")
     add("tenants:app", "tenant", "See and state what tenants may use.")
+    add("authority:app", "authority", "See who decides, and whether it may.")
+    add("authority:recover", "recover", "Make a restored database the authority.")
     add("intake:app", "intake", "See what was enqueued.")
     add("outbox:app", "outbox", "See how far publishing is.")
     add("up:up", "up", "Run a whole local stack until Ctrl-C.")

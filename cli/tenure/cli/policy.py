@@ -1,7 +1,7 @@
 """``tenure policy …``."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
@@ -67,6 +67,10 @@ def set_policy(
     node_silence_seconds: Seconds = None,
     retry_base_seconds: Seconds = None,
     retry_cap_seconds: Seconds = None,
+    on_promotion: Annotated[
+        Literal["continue", "hold"] | None,
+        Parameter(help="After a promoted standby: go on at once, or wait for `tenure recover`."),
+    ] = None,
     if_version: Annotated[int | None, Parameter(help="Only if this version is in force.")] = None,
     output: Output = "table",
 ) -> None:
@@ -78,6 +82,7 @@ def set_policy(
         "node_silence_seconds": node_silence_seconds,
         "retry_base_seconds": retry_base_seconds,
         "retry_cap_seconds": retry_cap_seconds,
+        "on_promotion": on_promotion,
     }
     changes = {name: value for name, value in given.items() if value is not None}
     if not changes:
@@ -107,6 +112,7 @@ def _print(policy: PolicyView, output: str) -> None:
             ("clock tolerance", _seconds(policy.clock_tolerance_seconds)),
             ("node silence", _seconds(policy.node_silence_seconds)),
             ("retries after", f"{policy.retry_base_seconds:g} to {policy.retry_cap_seconds:g} s"),
+            ("on promotion", policy.on_promotion),
             ("set by", policy.set_by),
             ("set", policy.set_at),
             ("why", policy.reason),

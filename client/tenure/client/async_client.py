@@ -14,7 +14,16 @@ from tenure.client.settings import (
     DEFAULT_URL,
     connection_from_environment,
 )
-from tenure.contract.operations import PolicyChange, PolicyHistory, PolicyView
+from tenure.contract.operations import (
+    AuthorityView,
+    Evidence,
+    EvidenceJudged,
+    PolicyChange,
+    PolicyHistory,
+    PolicyView,
+    Recovered,
+    Recovery,
+)
 from tenure.contract.reports import Resources
 from tenure.contract.scheduling import (
     NodeDetail,
@@ -244,6 +253,21 @@ class AsyncClient:
         """State facts about a node; what is not set in ``change`` stays."""
         path = calls.node_path(node_id, "/facts")
         return await self._http.run(calls.change(path, change, NodeDetail))
+
+    async def authority(self) -> AuthorityView:
+        """The authority, its epochs, and whether it grants: for operators."""
+        return await self._http.run(calls.read("/v1/authority", AuthorityView, {}))
+
+    async def recover(self, recovery: Recovery) -> Recovered:
+        """Make the database, as it is, the authority from now on: for operators.
+
+        Raises Refused, with `recovery_too_early` while its epoch might be another recovery's.
+        """
+        return await self._http.run(calls.send("/v1/authority/recover", recovery, Recovered))
+
+    async def present_evidence(self, evidence: Evidence) -> EvidenceJudged:
+        """Present what a receiver or consumer has seen. Above the stored it proves lost history."""
+        return await self._http.run(calls.send("/v1/authority/evidence", evidence, EvidenceJudged))
 
     async def outbox(self) -> OutboxStatus:
         """How far publishing is behind the log."""

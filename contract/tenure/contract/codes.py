@@ -39,6 +39,9 @@ class Code(StrEnum):
     UNKNOWN_NODE = "unknown_node"
     NODE_GONE = "node_gone"
     AUTHORITY_UNCONFIRMED = "authority_unconfirmed"
+    AUTHORITY_HISTORY_LOST = "authority_history_lost"  # somebody knows more than the database
+    NOTHING_TO_RECOVER = "nothing_to_recover"
+    RECOVERY_TOO_EARLY = "recovery_too_early"  # its epoch might be another recovery's
     # The system
     NOT_MIGRATED = "not_migrated"
     SCHEMA_TOO_NEW = "schema_too_new"

@@ -1,13 +1,17 @@
-"""What operators ask about authority: the policy of leases. HTTP under ``/v1/policies``."""
+"""What operators ask about authority: the policy of leases, epochs, recovery. HTTP under
+``/v1/policies`` and ``/v1/authority``."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from tenure.contract.reports import Frozen
+from tenure.contract.ids import EPOCH_LIMIT
+from tenure.contract.reports import Frozen, Token, Uuid
+from tenure.contract.states import EntityType
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+OnPromotion = Literal["continue", "hold"]
 Why = Annotated[str, Field(min_length=1, max_length=2000)]
 
 
@@ -23,6 +27,9 @@ class PolicyView(Frozen):
     node_silence_seconds: float
     retry_base_seconds: float
     retry_cap_seconds: float
+    on_promotion: OnPromotion = Field(
+        description="after a promoted standby: open the next epoch at once, or wait for a person"
+    )
     set_by: str
     reason: str
     set_at: datetime
@@ -49,4 +56,80 @@ class PolicyChange(Frozen):
     node_silence_seconds: Seconds | None = None
     retry_base_seconds: Seconds | None = None
     retry_cap_seconds: Seconds | None = None
+    on_promotion: OnPromotion | None = None
     reason: Why = Field(description="why, for those who read the history")
+
+
+class EpochView(Frozen):
+    """A time of the authority: every token that was granted in it carries its number."""
+
+    epoch: int
+    opened_at: datetime
+    opened_by: str
+    cause: Literal["initial", "promotion", "recovery"]
+    reason: str
+
+
+class AuthorityView(Frozen):
+    """``GET /v1/authority``: what the authority is, and whether it grants (LEASE-04)."""
+
+    authority_id: str
+    state: Literal["confirmed", "unconfirmed", "history_lost"] = Field(
+        description="confirmed: it grants. unconfirmed: the running server is not the one it was"
+        " opened on. history_lost: somebody presented what only a later state can have granted"
+    )
+    stored_epoch: int
+    highest_epoch_seen: int
+    opened_at: datetime
+    system_identifier: str
+    timeline: str
+    running_system_identifier: str
+    running_timeline: str
+    lost_at: datetime | None = None
+    lost_proof: dict[str, Any] | None = None
+    epochs: tuple[EpochView, ...]
+
+
+class Recovery(Frozen):
+    """``POST /v1/authority/recover``: this database, as it is, is the authority from now on."""
+
+    reason: Why
+    above_epoch: int | None = Field(
+        default=None, ge=1, lt=EPOCH_LIMIT - 4096,
+        description="the highest epoch that was opened on any copy, if you know it",
+    )  # fmt: skip
+
+
+class Recovered(Frozen):
+    """The epoch that was opened."""
+
+    epoch: int
+
+
+class PresentedToken(Frozen):
+    """A fencing token that a receiver has seen for a task."""
+
+    task_id: Uuid
+    fencing_token: Token
+
+
+class PresentedPosition(Frozen):
+    """How far a consumer has seen a stream."""
+
+    entity_type: EntityType
+    entity_id: Uuid
+    epoch: int = Field(ge=1, lt=EPOCH_LIMIT)
+    sequence: int = Field(ge=1, lt=2**53)
+
+
+class Evidence(Frozen):
+    """``POST /v1/authority/evidence``: what consumers, fences and executors have seen."""
+
+    tokens: tuple[PresentedToken, ...] = Field(default=(), max_length=1000)
+    positions: tuple[PresentedPosition, ...] = Field(default=(), max_length=1000)
+
+
+class EvidenceJudged(Frozen):
+    """How many of what was presented prove that the database has lost history."""
+
+    proven: int

@@ -26,6 +26,7 @@ from tenure.coordinator.api.gate import Gate
 from tenure.coordinator.api.interventions import Interventions
 from tenure.coordinator.api.leases import Leases
 from tenure.coordinator.api.operators import Operators
+from tenure.coordinator.api.problems import NEXT_STEP
 from tenure.coordinator.api.routes import Handlers, application, endpoints
 from tenure.coordinator.api.scheduling import Scheduling
 from tenure.coordinator.authority import Authority
@@ -152,7 +153,7 @@ class Coordinator:
             drain_seconds=settings.drain_seconds,
         )
         self._spawn("lanes", self._authority.run())
-        self._spawn("database watch", self._watch_database(node_reads))
+        self._spawn("database watch", self._watch_database())
         self._spawn("broker", self._broker.run())
         self._spawn("tail", self._waiters.run())
         self._spawn("hints", hints.run())
@@ -266,12 +267,12 @@ class Coordinator:
         await self._schema_usable.wait()
         await loop.run()
 
-    async def _watch_database(self, reads: Reads) -> None:
+    async def _watch_database(self) -> None:
         """Log in, compare the schema with this program's, again and again."""
         while True:
             try:
                 async with asyncio.timeout(DATABASE_ANSWER_SECONDS):
-                    await self._check_database(reads)
+                    await self._check_database()
             except TimeoutError:
                 self._database.not_usable(
                     DatabaseUnreachable(
@@ -286,7 +287,7 @@ class Coordinator:
                 self._database.usable()
             await asyncio.sleep(DATABASE_CHECK_SECONDS * random.uniform(0.5, 1.0))
 
-    async def _check_database(self, reads: Reads) -> None:
+    async def _check_database(self) -> None:
         url = self._settings.database_url.current()
         if not self._pooler_known:
             await migrate.check_pooler(url)
@@ -297,14 +298,17 @@ class Coordinator:
         else:
             await self._authority.policies.establish()
         self._schema_usable.set()
-        await self._check_authority(reads)
+        await self._check_authority()
 
-    async def _check_authority(self, reads: Reads) -> None:
-        if not await reads.authority_confirmed():
+    async def _check_authority(self) -> None:
+        found = await self._authority.standing()
+        self.metrics.set_standing(found.epoch, lost=found.lost_since is not None)
+        if found.epoch is None:
+            refused = await self._authority.why_unconfirmed()
             raise TenureError(
-                "The running database server is not the one this authority was opened on.",
-                next_step="An operator decides what this database is.",
-                code=Code.AUTHORITY_UNCONFIRMED,
+                f"{refused.message[0].upper()}{refused.message[1:]}.",
+                next_step=NEXT_STEP[refused.code],
+                code=refused.code,
             )
 
     def _check_usable(self) -> None:
@@ -317,7 +321,7 @@ class Coordinator:
         passing = isinstance(error, DatabaseUnreachable | Unavailable)
         if error is None or (passing and self._schema_usable.is_set()):
             return
-        if error.code == Code.AUTHORITY_UNCONFIRMED:
+        if error.code in (Code.AUTHORITY_UNCONFIRMED, Code.AUTHORITY_HISTORY_LOST):
             return
         if error.code in (Code.NOT_MIGRATED, Code.SCHEMA_TOO_NEW):
             raise TenureError(error.message, next_step=error.next_step, code=error.code)

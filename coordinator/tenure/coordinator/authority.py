@@ -2,8 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
+import structlog
+
+from tenure.contract.codes import Code
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoints
 from tenure.contract.ids import IncarnationId
 from tenure.contract.topology import DEFAULT_PREFIX
@@ -24,10 +27,11 @@ from tenure.coordinator.core.commands import (
     TakeIn,
     TryAgain,
 )
-from tenure.coordinator.core.decisions import Accepted, Happened, Outcome
+from tenure.coordinator.core.decisions import Accepted, Happened, Outcome, Refused
 from tenure.coordinator.core.snapshot import LeasePolicy, Snapshot
 from tenure.coordinator.lanes import Lane, Observer
 from tenure.coordinator.policies import Policies
+from tenure.coordinator.store import authority as store
 from tenure.coordinator.store.commit import Committed, commit
 from tenure.coordinator.store.load import (
     Loaded,
@@ -38,6 +42,19 @@ from tenure.coordinator.store.load import (
     load_submissions,
 )
 from tenure.coordinator.store.postgres import Asked, Pool, answering
+
+log = structlog.get_logger()
+
+ACTOR: Final = "coordinator"
+
+HISTORY_LOST: Final = Refused(
+    Code.AUTHORITY_HISTORY_LOST,
+    "the database has lost history: somebody presented what only a later state can have granted",
+)
+UNCONFIRMED: Final = Refused(
+    Code.AUTHORITY_UNCONFIRMED,
+    "the running database server is not the one this authority was opened on",
+)
 
 
 class Authority:
@@ -54,6 +71,7 @@ class Authority:
         prefix: str = DEFAULT_PREFIX,
         faults: FaultPoints = NO_FAULTS,
     ) -> None:
+        self._pool = pool
         self.policies = Policies(pool, policy or LeasePolicy())
         self._prefix = prefix
         self._observer = observer
@@ -144,6 +162,58 @@ class Authority:
         """Call ``callback`` after each commit with its events. It must neither wait nor raise."""
         self._callbacks.append(callback)
 
+    async def refresh_policy(self) -> None:
+        """Read the policy in force. Raises what the driver raises."""
+        await self.policies.refresh()
+
+    async def why_unconfirmed(self) -> Refused:
+        """Why nothing is applied at present. Raises what the driver raises."""
+        found = await store.standing(self._pool)
+        if found.lost_since is not None:
+            return HISTORY_LOST
+        return UNCONFIRMED
+
+    async def present(self, commands: Sequence[AttemptCommand]) -> list[bool]:
+        """For each command whether its token proves that history was lost: that is recorded, and
+        from then on nothing is granted (LEASE-04). Raises what the driver raises."""
+        proven = await store.present_tokens(
+            self._pool,
+            [
+                store.PresentedToken(
+                    command.tenant,
+                    command.task_id,
+                    command.fencing_token,
+                    f"{command.actor} ({command.node_id})",
+                )
+                for command in commands
+            ],
+        )
+        for command, proves in zip(commands, proven, strict=True):
+            if proves:
+                log.error(
+                    "history was lost: nothing is granted until somebody recovers the authority",
+                    code=Code.AUTHORITY_HISTORY_LOST,
+                    task_id=command.task_id,
+                    fencing_token=command.fencing_token,
+                    by=command.actor,
+                )
+        return proven
+
+    async def standing(self) -> store.Standing:
+        """How the authority stands. Opens the next epoch first when the server was promoted and the
+        policy says to go on. Raises what the driver raises."""
+        found = await store.standing(self._pool)
+        if found.epoch is None and found.lost_since is None:
+            epoch = await store.open_epoch_after_promotion(self._pool, ACTOR)
+            if epoch is not None:
+                log.warning(
+                    "the database server was promoted: a new epoch was opened",
+                    epoch=epoch,
+                    before=found.stored_epoch,
+                )
+            found = await store.standing(self._pool)
+        return found
+
     def _committed(self, events: Sequence[Happened]) -> None:
         for callback in self._callbacks:
             callback(events)
@@ -169,5 +239,5 @@ class Authority:
             self._observer,
             self._committed,
             self._faults,
-            refresh_policy=self.policies.refresh,
+            consulted=self,
         )

@@ -19,9 +19,23 @@ from uuid_utils import uuid4
 from tenure.contract.codes import Code
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoint, FaultPoints
 from tenure.contract.ids import EventId, IncarnationId
-from tenure.coordinator.core.commands import AnyCommand, ChangeNode, Register, Submit
+from tenure.coordinator.core.commands import (
+    AnyCommand,
+    AttemptCommand,
+    ChangeNode,
+    Register,
+    Submit,
+)
 from tenure.coordinator.core.decide import EVENTS_PER_COMMAND, decide
-from tenure.coordinator.core.decisions import Accepted, Answered, Happened, Outcome, Refused, Reply
+from tenure.coordinator.core.decisions import (
+    Accepted,
+    Answered,
+    Happened,
+    HistoryLost,
+    Outcome,
+    Refused,
+    Reply,
+)
 from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot
 from tenure.coordinator.errors import Overloaded, Unavailable
 from tenure.coordinator.store.commit import MAX_ITEMS, Committed, ItemOutcome
@@ -65,6 +79,19 @@ class Caller:
         self.all_answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if entries == 0:
             self.all_answered.set_result(None)
+
+
+class Consulted(Protocol):
+    """What a lane asks when the database says no. Every method raises what the driver raises."""
+
+    async def refresh_policy(self) -> None:
+        """Another policy may be in force."""
+
+    async def why_unconfirmed(self) -> Refused:
+        """The authority applies nothing at present."""
+
+    async def present(self, commands: Sequence[AttemptCommand]) -> list[bool]:
+        """For each command whether its token proves that history was lost; records it."""
 
 
 @dataclass(slots=True)
@@ -114,13 +141,13 @@ class Lane:
         on_commit: Callable[[Sequence[Happened]], None],
         faults: FaultPoints = NO_FAULTS,
         *,
-        refresh_policy: Callable[[], Awaitable[None]] | None = None,
+        consulted: Consulted | None = None,
     ) -> None:
         self.name = name
         self._load = load
         self._commit = commit
         self._policy = policy
-        self._refresh_policy = refresh_policy
+        self._consulted = consulted
         self._observer = observer
         self._on_commit = on_commit
         self._faults = faults
@@ -275,6 +302,7 @@ class Lane:
                 entry.settle(Outcome(committed.now, committed.now))
         again: list[Entry] = []
         happened: list[Happened] = []
+        unconfirmed: list[Entry] = []
         policy_in_doubt = False
         for (entry, accepted), outcome, at in zip(
             items, committed.outcomes, committed.decided, strict=True
@@ -283,15 +311,16 @@ class Lane:
                 happened.extend(accepted.events)
                 self._answer(entry, committed.now, at, accepted.reply)
             elif outcome is ItemOutcome.AUTHORITY_UNCONFIRMED:
-                self._refuse(entry, committed.now, _UNCONFIRMED)
+                unconfirmed.append(entry)
             else:
                 again.append(entry)
                 policy_in_doubt |= accepted.reads.policy_version is not None
         if happened:
             self._on_commit(happened)
         # Items that were applied have their answers: the batch can be repeated when this fails.
-        if policy_in_doubt and self._refresh_policy is not None:
-            await self._refresh_policy()
+        await self._refuse_unconfirmed(unconfirmed, committed.now)
+        if policy_in_doubt and self._consulted is not None:
+            await self._consulted.refresh_policy()
         return again
 
     async def _decide(self, batch: list[Entry]) -> list[tuple[Entry, Accepted]]:
@@ -299,6 +328,7 @@ class Lane:
         await self._load_missing(batch)
         policy = self._policy()
         decided: list[tuple[Entry, Accepted]] = []
+        lost: list[tuple[Entry, HistoryLost, int]] = []
         for entry in batch:
             if entry.command is None or entry.snapshot is None or entry.done:
                 continue
@@ -311,9 +341,20 @@ class Lane:
                 case Answered():
                     at = now if decision.at is None else decision.at
                     self._answer(entry, now, at, decision.reply, replayed=True)
+                case HistoryLost():
+                    lost.append((entry, decision, now))
                 case Refused():
                     self._refuse(entry, now, decision)
+        await self._present(lost)
         return decided
+
+    async def _present(self, lost: Sequence[tuple[Entry, HistoryLost, int]]) -> None:
+        """Record what proves that history was lost; what proves nothing is only a wrong token."""
+        if not lost or self._consulted is None:
+            return
+        proven = await self._consulted.present(_presenting([entry for entry, _, _ in lost]))
+        for (entry, decision, now), proves in zip(lost, proven, strict=True):
+            self._refuse(entry, now, decision if proves else _NEVER_GRANTED)
 
     async def _load_missing(self, batch: list[Entry]) -> None:
         """Give every entry with a command a snapshot; refuse all when the authority is in doubt."""
@@ -325,13 +366,26 @@ class Lane:
         if not missing:
             return
         loaded = await self._load([_command(entry) for entry in missing])
+        if not loaded.confirmed:
+            await self._refuse_unconfirmed(missing, loaded.now)
+            return
         for number, (entry, snapshot) in enumerate(zip(missing, loaded.snapshots, strict=True)):
-            if not loaded.confirmed:
-                self._refuse(entry, loaded.now, _UNCONFIRMED)
-                continue
             entry.snapshot = (snapshot, loaded.now)
             if loaded.inputs:
                 entry.input_text = loaded.inputs[number]
+
+    async def _refuse_unconfirmed(self, entries: Sequence[Entry], now: int) -> None:
+        """Nothing is applied. What the callers present is kept for the recovery all the same."""
+        if not entries:
+            return
+        refused = _UNCONFIRMED
+        if self._consulted is not None:
+            presenting = _presenting(entries)
+            if presenting:
+                await self._consulted.present(presenting)
+            refused = await self._consulted.why_unconfirmed()
+        for entry in entries:
+            self._refuse(entry, now, refused)
 
     def _answer(
         self, entry: Entry, now: int, at: int, reply: Reply, *, replayed: bool = False
@@ -404,6 +458,13 @@ def _mint() -> Minted:
     return Minted(tuple(EventId(str(uuid4())) for _ in range(EVENTS_PER_COMMAND)), random.random())
 
 
+def _presenting(entries: Sequence[Entry]) -> list[AttemptCommand]:
+    return [entry.command for entry in entries if isinstance(entry.command, AttemptCommand)]
+
+
+_NEVER_GRANTED: Final = Refused(
+    Code.STALE_TOKEN, "no authority can have granted this fencing token by now"
+)
 _UNCONFIRMED: Final = Refused(
     Code.AUTHORITY_UNCONFIRMED,
     "the running database server is not the one this authority was opened on",

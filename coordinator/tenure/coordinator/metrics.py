@@ -79,6 +79,12 @@ class Metrics:
         self._last_run = self._gauge(
             "tenure_loop_last_run_seconds", "Seconds since a loop last ran through.", ("loop",)
         )
+        self._epoch = self._gauge(
+            "tenure_authority_epoch", "The authority's epoch; 0 while nothing is granted.", ()
+        )
+        self._history_lost = self._gauge(
+            "tenure_authority_history_lost", "1 while history is proven to be lost.", ()
+        )
         self._policy_version = self._gauge(
             "tenure_policy_version", "The lease policy that this replica decides by.", ()
         )
@@ -167,6 +173,11 @@ class Metrics:
     def set_last_run(self, loop: str, seconds_ago: float) -> None:
         """How long ago a loop ran through."""
         self._last_run.labels(loop).set(seconds_ago)
+
+    def set_standing(self, epoch: int | None, *, lost: bool) -> None:
+        """Whether anything is granted, and under which epoch."""
+        self._epoch.set(epoch or 0)
+        self._history_lost.set(lost)
 
     def set_policy_version(self, version: int) -> None:
         """The policy in force."""

@@ -76,4 +76,5 @@ def _terms(policy: LeasePolicy) -> tuple[object, ...]:
         policy.node_silence_microseconds,
         policy.retry_base_microseconds,
         policy.retry_cap_microseconds,
+        policy.on_promotion,
     )

@@ -152,7 +152,7 @@ def test_a_command_moves_an_attempt_as_the_table_says(name: str, state: AttemptS
     ("field", "value", "code"),
     [
         ("fencing_token", ATTEMPT.fencing_token - 1, Code.STALE_TOKEN),
-        ("fencing_token", ATTEMPT.fencing_token + 1, Code.STALE_TOKEN),
+        ("fencing_token", ATTEMPT.fencing_token + 1, Code.AUTHORITY_HISTORY_LOST),
         ("node_id", "other", Code.WRONG_NODE),
         ("incarnation", "other", Code.WRONG_NODE),
         ("tenant", "other", Code.UNKNOWN_ATTEMPT),

@@ -149,6 +149,7 @@ class Endpoint:
                 self.body_size.value,
                 Code.OVERLOADED,
                 Code.AUTHORITY_UNCONFIRMED,
+                Code.AUTHORITY_HISTORY_LOST,
                 Code.INTERNAL_REFUSED,
             }
         return frozenset(codes)

@@ -1,8 +1,17 @@
 """The endpoints about authority, for operators."""
 
 from tenure.contract.codes import Code
-from tenure.contract.operations import PolicyChange, PolicyHistory, PolicyView
-from tenure.coordinator.api.endpoint import READERS, Endpoint
+from tenure.contract.operations import (
+    AuthorityView,
+    Evidence,
+    EvidenceJudged,
+    PolicyChange,
+    PolicyHistory,
+    PolicyView,
+    Recovered,
+    Recovery,
+)
+from tenure.coordinator.api.endpoint import EVERY_ROLE, READERS, Endpoint
 from tenure.coordinator.api.gate import Gate
 from tenure.coordinator.api.leases import Leases
 from tenure.coordinator.identities import Role
@@ -11,7 +20,7 @@ OPERATORS = frozenset({Role.OPERATOR})
 
 
 def lease_endpoints(leases: Leases, gate: Gate) -> tuple[Endpoint, ...]:
-    """Endpoints of ``/v1/policies``."""
+    """Endpoints of ``/v1/policies`` and ``/v1/authority``."""
     return (
         Endpoint(
             "GET",
@@ -33,5 +42,37 @@ def lease_endpoints(leases: Leases, gate: Gate) -> tuple[Endpoint, ...]:
             body=PolicyChange,
             gate=gate,
             codes=(Code.STALE_VERSION,),
+        ),
+        Endpoint(
+            "GET",
+            "/v1/authority",
+            "authority",
+            "See the authority, its epochs, and whether it grants",
+            OPERATORS | {Role.READ_ONLY},
+            leases.authority,
+            AuthorityView,
+        ),
+        Endpoint(
+            "POST",
+            "/v1/authority/recover",
+            "recover",
+            "Make this database, as it is, the authority from now on",
+            OPERATORS,
+            leases.recover,
+            Recovered,
+            body=Recovery,
+            gate=gate,
+            codes=(Code.NOTHING_TO_RECOVER, Code.RECOVERY_TOO_EARLY),
+        ),
+        Endpoint(
+            "POST",
+            "/v1/authority/evidence",
+            "present_evidence",
+            "Present what was seen: above what is stored it proves lost history",
+            EVERY_ROLE,
+            leases.present,
+            EvidenceJudged,
+            body=Evidence,
+            gate=gate,
         ),
     )

@@ -1,4 +1,4 @@
-"""What operators ask about authority: the policy of leases."""
+"""What operators ask about authority: the policy of leases, epochs, and recovery."""
 
 from dataclasses import replace
 from typing import Any, Final
@@ -7,7 +7,15 @@ import structlog
 
 from tenure.contract.codec import check_value
 from tenure.contract.codes import Code
-from tenure.contract.operations import PolicyChange, PolicyHistory, PolicyView
+from tenure.contract.operations import (
+    Evidence,
+    EvidenceJudged,
+    PolicyChange,
+    PolicyHistory,
+    PolicyView,
+    Recovered,
+    Recovery,
+)
 from tenure.coordinator.api.endpoint import Answer, Call
 from tenure.coordinator.api.reading import read_model
 from tenure.coordinator.core.policy import contradiction
@@ -20,6 +28,7 @@ from tenure.coordinator.store.reads import Reads
 log = structlog.get_logger()
 
 MAX_POLICIES: Final = 100
+MAX_EPOCHS: Final = 100
 _SECOND: Final = 1_000_000
 _DURATIONS: Final = (
     "lease", "renewal_margin", "clock_tolerance", "node_silence", "retry_base", "retry_cap",
@@ -27,7 +36,7 @@ _DURATIONS: Final = (
 
 
 class Leases:
-    """Handlers of ``/v1/policies``."""
+    """Handlers of ``/v1/policies`` and ``/v1/authority``."""
 
     def __init__(self, reads: Reads, policies: Policies) -> None:
         self._reads = reads
@@ -64,6 +73,49 @@ class Leases:
         (now,) = (one for one in stored if one.policy.version == change.after_version + 1)
         return Answer(_view(now))
 
+    async def authority(self, _: Call) -> Answer:
+        """What the authority is, and every epoch that it had."""
+        return Answer(await self._reads.authority(MAX_EPOCHS))
+
+    async def recover(self, call: Call) -> Answer:
+        """Open an epoch on this database as it is."""
+        request = read_model(await call.body(), Recovery)
+        check_value(request.reason, "reason")
+        epoch, wait_seconds = await self._reads.recover(
+            by=call.identity.name, reason=request.reason, above_epoch=request.above_epoch
+        )
+        if wait_seconds is not None:
+            raise RequestRefused(
+                Code.RECOVERY_TOO_EARLY,
+                "Another copy of this database may have opened the epoch that would be opened now;"
+                f" in {wait_seconds} s none can have.",
+                headers={"Retry-After": str(wait_seconds)},
+            )
+        if epoch is None:
+            raise RequestRefused(
+                Code.NOTHING_TO_RECOVER, "The authority is confirmed: it grants already."
+            )
+        log.warning(
+            "authority recovered", by=call.identity.name, epoch=epoch, reason=request.reason
+        )
+        return Answer(Recovered(epoch=epoch))
+
+    async def present(self, call: Call) -> Answer:
+        """What somebody has seen of this authority, against what the database knows."""
+        evidence = read_model(await call.body(), Evidence)
+        tenant, by = call.identity.tenant, call.identity.name
+        proven = 0
+        if evidence.tokens:
+            proven += sum(await self._reads.present_tokens(tenant, evidence.tokens, by))
+        if evidence.positions:
+            proven += sum(await self._reads.present_positions(tenant, evidence.positions, by))
+        if proven:
+            log.error(
+                "history was lost: nothing is granted until somebody recovers the authority",
+                code=Code.AUTHORITY_HISTORY_LOST, by=by, proven=proven,
+            )  # fmt: skip
+        return Answer(EvidenceJudged(proven=proven))
+
 
 def _changed(policy: LeasePolicy, change: PolicyChange) -> LeasePolicy:
     """The policy after ``policy``, with what the request names."""
@@ -76,6 +128,8 @@ def _changed(policy: LeasePolicy, change: PolicyChange) -> LeasePolicy:
         if seconds is None and name != "renewal_margin":
             raise InvalidRequest(f"{field}: null is no duration; leave it out to keep it.")
         given[f"{name}_microseconds"] = None if seconds is None else round(seconds * _SECOND)
+    if change.on_promotion is not None:
+        given["on_promotion"] = change.on_promotion
     return replace(policy, version=policy.version + 1, **given)
 
 
@@ -87,6 +141,7 @@ def _view(stored: StoredPolicy) -> PolicyView:
         durations[f"{name}_seconds"] = None if microseconds is None else microseconds / _SECOND
     return PolicyView(
         version=policy.version,
+        on_promotion=policy.on_promotion,
         set_by=stored.set_by,
         reason=stored.reason,
         set_at=stored.set_at,

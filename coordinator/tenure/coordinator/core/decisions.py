@@ -256,6 +256,12 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class HistoryLost(Refused):
+    """What the command presents can only have been granted by a later state of this authority: the
+    database has lost history (LEASE-04). Nothing is granted from now on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Answered:
     """Nothing changes because it already happened under another command id: the original answer."""
 

@@ -5,9 +5,10 @@ presented attempt.
 """
 
 from tenure.contract.codes import Code
+from tenure.contract.ids import GENERATION_LIMIT
 from tenure.contract.states import AttemptState
 from tenure.coordinator.core.commands import AttemptCommand
-from tenure.coordinator.core.decisions import Reads, Refused
+from tenure.coordinator.core.decisions import HistoryLost, Reads, Refused
 from tenure.coordinator.core.rows import AttemptRow, TaskRow
 from tenure.coordinator.core.snapshot import Snapshot
 
@@ -18,9 +19,15 @@ def find_presented(
     """The task and the attempt that the command presents, if they are the caller's.
 
     Refuses ``unknown_attempt`` (also for another tenant's), ``wrong_node`` for another
-    incarnation's, ``stale_token`` when the token is not the one granted to it (LEASE-02).
+    incarnation's, ``stale_token`` when the token is not the one granted to it (LEASE-02), and
+    ``authority_history_lost`` for a token that has not been granted yet (LEASE-04).
     """
     task, attempt = snapshot.task, snapshot.attempt
+    if _not_granted_yet(command, snapshot):
+        return HistoryLost(
+            Code.AUTHORITY_HISTORY_LOST,
+            "this token was granted later than anything that the database knows",
+        )
     if task is None or attempt is None or attempt.attempt_id != command.attempt_id:
         return Refused(Code.UNKNOWN_ATTEMPT, "no such attempt of this task")
     if task.tenant != command.tenant or attempt.task_id != task.task_id:
@@ -30,6 +37,15 @@ def find_presented(
     if attempt.fencing_token != command.fencing_token:
         return Refused(Code.STALE_TOKEN, "the attempt was granted another fencing token")
     return task, attempt
+
+
+def _not_granted_yet(command: AttemptCommand, snapshot: Snapshot) -> bool:
+    """Whether the token is above every one that this authority has granted: for the task, where it
+    is the caller's, else at all."""
+    highest = (snapshot.epoch + 1) * GENERATION_LIMIT - 1
+    if snapshot.task is not None and snapshot.task.tenant == command.tenant:
+        highest = snapshot.epoch * GENERATION_LIMIT + snapshot.task.generation
+    return command.fencing_token > highest
 
 
 def find_authorized(

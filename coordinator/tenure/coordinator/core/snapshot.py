@@ -60,6 +60,8 @@ class LeasePolicy:
     node_silence_microseconds: int = 30_000_000
     retry_base_microseconds: int = 1_000_000
     retry_cap_microseconds: int = 300_000_000
+    on_promotion: str = "continue"
+    """After a promotion: `continue` opens the next epoch at once, `hold` waits for a person."""
 
     @property
     def renewal_interval_microseconds(self) -> int:

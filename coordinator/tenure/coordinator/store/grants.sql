@@ -11,7 +11,8 @@ grant usage on schema tenure to :"coordinator", :"relay";
 grant select on
     tenure.schema_migrations, tenure.authority, tenure.commands, tenure.task_types, tenure.tasks,
     tenure.task_inputs, tenure.attempts, tenure.reservations, tenure.nodes, tenure.incarnations,
-    tenure.receipts, tenure.renewals, tenure.policies, tenure.intake, tenure.log,
+    tenure.receipts, tenure.renewals, tenure.policies,
+    tenure.authority_epochs, tenure.intake, tenure.log,
     tenure.log_default,
     tenure.tenants, tenure.accounts, tenure.profiles, tenure.executables, tenure.fact_changes,
     tenure.relay_shards
@@ -26,7 +27,12 @@ grant execute on function
     tenure.redispatch(uuid[], interval),
     tenure.retry_intake(text, text, text, integer),
     tenure.set_policy(
-        integer, bigint, bigint, bigint, bigint, bigint, bigint, text, text),
+        integer, bigint, bigint, bigint, bigint, bigint, bigint, text, text, text),
+    tenure.running_server(),
+    tenure.open_epoch_after_promotion(text),
+    tenure.recover_authority(text, text, integer),
+    tenure.present_token(text, uuid, bigint, text),
+    tenure.present_position(text, text, uuid, integer, bigint, text),
     tenure.set_tenant(text, jsonb, text),
     tenure.set_node_facts(text, text, jsonb, text),
     tenure.set_executable(text, bytea, text, text),

@@ -20,7 +20,7 @@ from tenure.coordinator.store.connecting import by_transaction, session
 from tenure.settings.pooler import is_pooled
 
 _QUERIES: Final = named_queries.load("inspection.sql")
-_AUTHORITY: Final = named_queries.load("system.sql")["authority"]
+_AUTHORITY: Final = named_queries.load("authority.sql")["standing"]
 _CLOCK_READINGS: Final = 5
 
 Service = Literal["coordinator", "relay"]

@@ -55,6 +55,7 @@ def set_policy_arguments(
         policy.node_silence_microseconds,
         policy.retry_base_microseconds,
         policy.retry_cap_microseconds,
+        policy.on_promotion,
         set_by,
         reason,
     )
@@ -75,4 +76,5 @@ def _policy(record: Record | None) -> LeasePolicy:
         node_silence_microseconds=record["node_silence_microseconds"],
         retry_base_microseconds=record["retry_base_microseconds"],
         retry_cap_microseconds=record["retry_cap_microseconds"],
+        on_promotion=record["on_promotion"],
     )

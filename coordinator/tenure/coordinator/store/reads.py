@@ -14,6 +14,12 @@ from pydantic_core import from_json
 from tenure.contract.codec import decode_event
 from tenure.contract.codes import Code
 from tenure.contract.ids import IncarnationId, NodeId, TenantId
+from tenure.contract.operations import (
+    AuthorityView,
+    EpochView,
+    PresentedPosition,
+    PresentedToken,
+)
 from tenure.contract.reports import Assignment, NodeFacts, Resources
 from tenure.contract.states import (
     AttemptState,
@@ -55,6 +61,7 @@ _TASKS: Final = named_queries.load("tasks.sql")
 _NODES: Final = named_queries.load("nodes.sql")
 _INTAKE: Final = named_queries.load("intake.sql")
 _SYSTEM: Final = named_queries.load("system.sql")
+_AUTHORITY: Final = named_queries.load("authority.sql")
 _POLICIES: Final = named_queries.load("policies.sql")
 _ATTEMPTS: Final = TypeAdapter(tuple[AttemptView, ...])
 _RECEIPTS: Final = TypeAdapter(tuple[ReceiptView, ...])
@@ -306,10 +313,56 @@ class Reads:
         )
         return bool(row["set_policy"])
 
-    async def authority_confirmed(self) -> bool:
-        """Whether the running server is the one that this authority was opened on."""
-        row = await self._one(_SYSTEM["authority"])
-        return row is not None and row["epoch"] is not None
+    async def authority(self, epochs: int) -> AuthorityView:
+        """What the authority is, and every epoch that it had."""
+        (row,) = await self._reader.fetch(_AUTHORITY["show"])
+        opened = await self._reader.fetch(_AUTHORITY["epochs"], epochs)
+        state = "confirmed" if row["epoch"] is not None else "unconfirmed"
+        if row["lost_at"] is not None:
+            state = "history_lost"
+        fields = {name: value for name, value in row.items() if name not in ("epoch", "lost_proof")}
+        return AuthorityView(
+            **fields,
+            state=state,
+            lost_proof=_json(row["lost_proof"]),
+            epochs=tuple(EpochView(**epoch) for epoch in opened),
+        )
+
+    async def recover(
+        self, *, by: str, reason: str, above_epoch: int | None
+    ) -> tuple[int | None, int | None]:
+        """The epoch that was opened, or for how many seconds one has to wait. A call that writes:
+        repeated after it was done, there is nothing to recover."""
+        (row,) = await self._reader.fetch(_AUTHORITY["recover"], by, reason, above_epoch)
+        return row["epoch"], row["wait_seconds"]
+
+    async def present_positions(
+        self, tenant: TenantId, positions: Sequence[PresentedPosition], by: str
+    ) -> tuple[bool, ...]:
+        """For each position of a stream whether it proves that history was lost; records it."""
+        rows = await self._reader.fetch(
+            _AUTHORITY["present_positions"],
+            tenant,
+            [position.entity_type for position in positions],
+            [position.entity_id for position in positions],
+            [position.epoch for position in positions],
+            [position.sequence for position in positions],
+            by,
+        )
+        return tuple(row["proven"] for row in rows)
+
+    async def present_tokens(
+        self, tenant: TenantId, tokens: Sequence[PresentedToken], by: str
+    ) -> tuple[bool, ...]:
+        """For each fencing token whether it proves that history was lost; records it."""
+        rows = await self._reader.fetch(
+            _AUTHORITY["present_tokens"],
+            [tenant] * len(tokens),
+            [token.task_id for token in tokens],
+            [token.fencing_token for token in tokens],
+            [by] * len(tokens),
+        )
+        return tuple(row["proven"] for row in rows)
 
     async def figures(self) -> Figures:
         """Gauges for a scrape."""

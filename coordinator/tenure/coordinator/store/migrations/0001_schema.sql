@@ -10,7 +10,11 @@ create table authority (
     epoch integer not null default 1 check (epoch between 1 and 2097151),
     system_identifier bigint not null,
     timeline text not null,
-    opened_at timestamptz not null default clock_timestamp()
+    opened_at timestamptz not null default clock_timestamp(),
+    lost_at timestamptz,                    -- since when history is proven to be lost
+    lost_proof json,
+    highest_epoch_seen integer not null default 1,
+    constraint lost_history_is_proven check ((lost_at is null) = (lost_proof is null))
 );
 insert into authority (system_identifier, timeline)
 select system_identifier, substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)

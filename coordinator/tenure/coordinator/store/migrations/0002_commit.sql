@@ -86,13 +86,14 @@ create type intake_update as (
     item integer, intake_id bigint, state text, code text, message text
 );
 
--- Epoch of the authority when the running server is the one it was opened on, else null: the
--- timeline comes from the current WAL file's name, which changes at once with a promotion.
+-- Epoch of the authority when the running server is the one it was opened on and no history is proven
+-- to be lost, else null: the timeline comes from the current WAL file's name, which changes at once with a promotion.
 create function confirmed_epoch() returns integer
 language sql stable security definer set search_path = tenure, pg_temp
 as $$
     select epoch from authority
-    where system_identifier = (select system_identifier from pg_control_system())
+    where lost_at is null
+      and system_identifier = (select system_identifier from pg_control_system())
       and timeline = substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)
 $$;
 

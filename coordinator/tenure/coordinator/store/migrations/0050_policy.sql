@@ -11,6 +11,7 @@ create table policies (
         check (node_silence_microseconds between 1 and 86400000000),
     retry_base_microseconds bigint not null check (retry_base_microseconds > 0),
     retry_cap_microseconds bigint not null,
+    on_promotion text not null default 'continue' check (on_promotion in ('continue', 'hold')),
     set_by text not null,
     reason text not null,
     set_at timestamptz not null default clock_timestamp(),
@@ -33,25 +34,26 @@ create trigger policies_are_not_emptied before truncate on policies
 -- by this call, or by an earlier one whose answer was lost. False when somebody else was quicker.
 create function set_policy(
     p_after integer, p_lease bigint, p_renewal_margin bigint, p_clock_tolerance bigint,
-    p_node_silence bigint, p_retry_base bigint, p_retry_cap bigint, p_set_by text, p_reason text
+    p_node_silence bigint, p_retry_base bigint, p_retry_cap bigint, p_on_promotion text, p_set_by text,
+    p_reason text
 ) returns boolean
 language plpgsql volatile security definer set search_path = tenure, pg_temp
 as $$
 begin
     insert into policies (version, lease_microseconds, renewal_margin_microseconds,
         clock_tolerance_microseconds, node_silence_microseconds, retry_base_microseconds,
-        retry_cap_microseconds, set_by, reason)
+        retry_cap_microseconds, on_promotion, set_by, reason)
     select p_after + 1, p_lease, p_renewal_margin, p_clock_tolerance, p_node_silence, p_retry_base,
-        p_retry_cap, p_set_by, p_reason
+        p_retry_cap, p_on_promotion, p_set_by, p_reason
     where p_after = (select max(version) from policies)
     on conflict do nothing;
     return exists (
         select from policies
         where version = p_after + 1
           and (lease_microseconds, renewal_margin_microseconds, clock_tolerance_microseconds,
-              node_silence_microseconds, retry_base_microseconds, retry_cap_microseconds, set_by,
-              reason)
+              node_silence_microseconds, retry_base_microseconds, retry_cap_microseconds,
+              on_promotion, set_by, reason)
           is not distinct from (p_lease, p_renewal_margin, p_clock_tolerance, p_node_silence,
-              p_retry_base, p_retry_cap, p_set_by, p_reason));
+              p_retry_base, p_retry_cap, p_on_promotion, p_set_by, p_reason));
 end
 $$;

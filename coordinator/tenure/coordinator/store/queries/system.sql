@@ -1,9 +1,5 @@
 -- The log and the system as a whole, for operators and metrics.
 
--- name: authority
--- The epoch, or null when the running server is not the one the authority was opened on.
-select tenure.confirmed_epoch() as epoch
-
 -- name: outbox
 -- How far publishing is behind, by shard. Rows are counted up to $1 a shard.
 select
