@@ -17,6 +17,7 @@ from tenure.cli.local.postgres import PrivatePostgres
 from tenure.coordinator.store import migrate
 from tests.support.coordinator import TOKENS, Fleet, running, settings_for
 from tests.support.isolation import BrokerSpace, DatabaseServer, FreshDatabase
+from tests.support.outages import EVERY_OUTAGE, Outage
 from tests.support.waiting import eventually
 
 PROGRAM = (
@@ -89,8 +90,9 @@ async def test_a_login_that_the_database_refuses_is_named(
 
 
 @pytest.mark.requirement("INC-01")
-async def test_a_database_that_is_killed_loses_no_submission_and_doubles_none(
-    private_postgres: PrivatePostgres, broker: BrokerSpace
+@EVERY_OUTAGE
+async def test_a_database_that_goes_down_loses_no_submission_and_doubles_none(
+    private_postgres: PrivatePostgres, broker: BrokerSpace, outage: Outage
 ) -> None:
     server = DatabaseServer(private_postgres.url())
     await server.prepare()
@@ -123,7 +125,7 @@ async def test_a_database_that_is_killed_loses_no_submission_and_doubles_none(
 
         async def kill() -> None:
             await begun.wait()
-            private_postgres.kill()
+            await outage(private_postgres)
             killed.set()
             await private_postgres.start()
 

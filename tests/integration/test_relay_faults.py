@@ -18,6 +18,7 @@ from tenure.relay.core.outcome import Outcome
 from tests.support import services
 from tests.support.isolation import BrokerSpace, FreshDatabase, with_login
 from tests.support.log_rows import LogRow, Stream, append, rows_of
+from tests.support.outages import EVERY_OUTAGE, Outage
 from tests.support.relays import (
     Consumer,
     all_passed,
@@ -172,8 +173,9 @@ async def owned_database(server: PrivatePostgres) -> tuple[str, str]:
 
 
 @pytest.mark.requirement("RELAY-01")
-async def test_a_database_killed_under_load_and_restarted_is_waited_for(
-    private_postgres: PrivatePostgres, broker: BrokerSpace
+@EVERY_OUTAGE
+async def test_a_database_that_goes_down_under_load_and_comes_back_is_waited_for(
+    private_postgres: PrivatePostgres, broker: BrokerSpace, outage: Outage
 ) -> None:
     owner_url, relay_url = await owned_database(private_postgres)
     async with broker_channel(broker.url) as channel:
@@ -188,7 +190,7 @@ async def test_a_database_killed_under_load_and_restarted_is_waited_for(
                 return count(parts) >= 300
 
             await until(some_published)
-            private_postgres.kill()
+            await outage(private_postgres)
 
             async def noticed() -> bool:
                 return "the database does not answer" in parts.relay.not_ready
