@@ -1,20 +1,22 @@
 """The inbox: which assignments this node has durably accepted, before their messages go.
 
 A file of the node's own (SQLite), written by one thread in batches, each flushed before its callers
-go on. Rows of older incarnations are closed as abandoned: their work belongs to nobody here. Safety
-does not depend on the file: when it is lost or broken a new one is begun, said loudly, and the
-coordinator refuses what was taken before.
+go on. That an attempt has ended is written with the next batch: nobody waits for it, and a row that
+is not closed is abandoned by the next start, as all rows of older incarnations are: their work
+belongs to nobody here. Safety does not depend on the file: when it is lost or broken a new one is
+begun, said loudly, and the coordinator refuses what was taken before.
 """
 
 import asyncio
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Final, TypeAlias
 
 import structlog
@@ -49,10 +51,12 @@ FILE_SUFFIX: Final = ".sqlite3"
 _MAX_BATCH: Final = 256
 _RETIRE_EVERY_SECONDS: Final = 3600.0
 _BUSY_SECONDS: Final = 5.0
+_CLOSED_WITHIN_SECONDS: Final = 5.0
+"""When nothing else has to be written, what has ended is."""
 
 log = structlog.get_logger("tenure.executor")
 
-_Job: TypeAlias = "_Store | _Close | _Begin | None"
+_Job: TypeAlias = "_Store | _Begin | None"
 
 
 @dataclass(slots=True)
@@ -61,11 +65,6 @@ class _Store:
     incarnation: IncarnationId
     done: Callable[[list[bool] | InboxUnavailable], None]
     new: list[bool] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Close:
-    attempt_id: AttemptId
 
 
 @dataclass(slots=True)
@@ -95,6 +94,7 @@ class Inbox:
         self._on_replaced = on_replaced
         self._keep = keep
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._ended: deque[AttemptId] = deque()
         self._thread = threading.Thread(target=self._run, name="tenure-inbox", daemon=True)
         self._connection: sqlite3.Connection | None = None
         self._file_id: tuple[int, int] | None = None
@@ -135,7 +135,7 @@ class Inbox:
 
     def close_attempt(self, attempt_id: AttemptId) -> None:
         """The attempt has ended here. Written with the next batch, nobody waits for it."""
-        self._jobs.put(_Close(attempt_id))
+        self._ended.append(attempt_id)
 
     async def stop(self, timeout_seconds: float) -> None:
         """Write what waits, and close the file."""
@@ -147,19 +147,31 @@ class Inbox:
     def _run(self) -> None:
         ending = False
         while not ending:
-            jobs = [self._jobs.get()]
-            while not self._jobs.empty() and len(jobs) < _MAX_BATCH:
-                jobs.append(self._jobs.get())
+            jobs = self._next_jobs()
             ending = None in jobs
-            self._write_answered([job for job in jobs if job is not None])
+            ended = [self._ended.popleft() for _ in range(len(self._ended))]
+            if jobs or ended:
+                self._write_answered([job for job in jobs if job is not None], ended)
         self._disconnect()
         if not self._keep:
             self._remove(self._path)
 
-    def _write_answered(self, jobs: Sequence["_Store | _Close | _Begin"]) -> None:
+    def _next_jobs(self) -> list[_Job]:
+        """What waits; nothing after a while without anything."""
+        try:
+            jobs = [self._jobs.get(timeout=_CLOSED_WITHIN_SECONDS)]
+        except Empty:
+            return []
+        while not self._jobs.empty() and len(jobs) < _MAX_BATCH:
+            jobs.append(self._jobs.get())
+        return jobs
+
+    def _write_answered(
+        self, jobs: Sequence["_Store | _Begin"], ended: Sequence[AttemptId]
+    ) -> None:
         result: InboxUnavailable | None = None
         try:
-            self._write(jobs)
+            self._write(jobs, ended)
         except (sqlite3.Error, OSError) as error:
             result = InboxUnavailable(
                 f"the inbox {self._path} cannot be written: {error}.",
@@ -169,22 +181,24 @@ class Inbox:
             if isinstance(job, _Store):
                 job.done(result or job.new)
 
-    def _write(self, jobs: Sequence["_Store | _Close | _Begin"]) -> None:
+    def _write(self, jobs: Sequence["_Store | _Begin"], ended: Sequence[AttemptId]) -> None:
         self._check_file()
         try:
-            self._commit(jobs)
+            self._commit(jobs, ended)
         except sqlite3.DatabaseError as error:
             self._disconnect()
             if not _broken(error):
                 raise
             self._set_aside(str(error))
-            self._commit(jobs)
+            self._commit(jobs, ended)
 
-    def _commit(self, jobs: Iterable["_Store | _Close | _Begin"]) -> None:
+    def _commit(self, jobs: Iterable["_Store | _Begin"], ended: Sequence[AttemptId]) -> None:
         connection = self._connection or self._connect()
         now = time.time()
         connection.execute("begin immediate")
         try:
+            if ended:
+                connection.executemany(_CLOSE, [(now, attempt_id) for attempt_id in ended])
             for job in jobs:
                 match job:
                     case _Store():
@@ -203,8 +217,6 @@ class Inbox:
                             == 1
                             for entry in job.assignments
                         ]
-                    case _Close():
-                        connection.execute(_CLOSE, (now, job.attempt_id))
                     case _Begin():
                         abandoned = connection.execute(_ABANDON, (now, job.incarnation)).rowcount
                         if abandoned:

@@ -1,13 +1,24 @@
 """What an executor tells Prometheus. Labels are bounded: task types, outcomes, kinds, codes."""
 
 import time
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Final, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+
+MetricT = TypeVar("MetricT", Counter, Histogram)
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled(Generic[MetricT]):
+    """A metric with labels. The library looks a child up for longer than it counts."""
+
+    labels: Callable[..., MetricT]
 
 
 class ExecutorMetrics:
@@ -15,32 +26,33 @@ class ExecutorMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.messages = self._counter(
+        self.messages = self._counters(
             "messages", "Messages by what was made of them.", ("source", "why")
         )
         self.duplicates = self._counter("duplicates", "Assignments that were known already.")
-        self.attempts = self._counter(
+        self.attempts = self._counters(
             "attempts", "Attempts by how they ended here.", ("task_type", "outcome")
         )
-        self.lease_lost = self._counter(
+        self.lease_lost = self._counters(
             "lease_lost", "Attempts ended because their authority was over.", ("task_type",)
         )
-        self.handler_seconds = Histogram(
+        handler_seconds = Histogram(
             "tenure_executor_handler_seconds",
             "Seconds that handlers ran.",
             ("task_type",),
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800),
             registry=self.registry,
         )
-        self.reports = self._counter("reports", "Answered reports.", ("kind", "outcome"))
+        self.handler_seconds: Labelled[Histogram] = Labelled(cache(handler_seconds.labels))
+        self.reports = self._counters("reports", "Answered reports.", ("kind", "outcome"))
         self.report_batch = Histogram(
             "tenure_executor_report_batch_items",
             "Reports in one request.",
             buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
             registry=self.registry,
         )
-        self.renewals = self._counter("renewals", "Answered renewals.", ("outcome",))
-        self.renewal_rounds = self._counter(
+        self.renewals = self._counters("renewals", "Answered renewals.", ("outcome",))
+        self.renewal_rounds = self._counters(
             "renewal_rounds", "Requests to renew, heartbeats included.", ("outcome",)
         )
         self.heard_at = self._gauge(
@@ -64,8 +76,12 @@ class ExecutorMetrics:
             self._usable.labels(server=server).set(answer)
         return generate_latest(self.registry)
 
-    def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
-        return Counter(f"tenure_executor_{name}", text, labels, registry=self.registry)
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"tenure_executor_{name}", text, registry=self.registry)
+
+    def _counters(self, name: str, text: str, labels: Sequence[str]) -> Labelled[Counter]:
+        counter = Counter(f"tenure_executor_{name}", text, labels, registry=self.registry)
+        return Labelled(cache(counter.labels))
 
     def _gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
         return Gauge(f"tenure_executor_{name}", text, labels, registry=self.registry)

@@ -21,6 +21,7 @@ from tenure.contract.reports import (
     ReportReplies,
     ReportReply,
     Reports,
+    Take,
 )
 from tenure.executor.clock import Clock
 from tenure.executor.errors import CoordinatorRefused, CoordinatorUnavailable, NodeGone
@@ -29,6 +30,8 @@ from tenure.executor.patience import Condition, jitter_seconds, retrying
 
 MAX_REQUEST_BYTES: Final = 1024 * 1024
 """Of one request with several reports; a larger report goes alone."""
+_TAKE_BYTES: Final = 250
+"""Every take: identifiers and nothing else."""
 _REPORTS_FAULT: Final = frozenset({400, 413, 422})
 
 log = structlog.get_logger("tenure.executor")
@@ -95,11 +98,7 @@ class ReportStream:
         """
         if self._gone is not None:
             raise self._gone
-        item = _Waiting(
-            report,
-            len(report.model_dump_json()),
-            asyncio.get_running_loop().create_future(),
-        )
+        item = _Waiting(report, _size(report), asyncio.get_running_loop().create_future())
         self._waiting.append(item)
         self._wake.set()
         try:
@@ -211,6 +210,11 @@ class ReportStream:
     def _forget(self, item: _Waiting) -> None:
         if item in self._waiting:
             self._waiting.remove(item)
+
+
+def _size(report: Report) -> int:
+    """Bytes of a report in a request, about."""
+    return _TAKE_BYTES if isinstance(report, Take) else len(report.model_dump_json())
 
 
 def _refused(report: Report, error: CoordinatorRefused) -> ReportReply:

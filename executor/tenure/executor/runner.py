@@ -1,6 +1,7 @@
 """Runs an executor: puts the process together, keeps an incarnation alive, drains at a signal."""
 
 import asyncio
+import gc
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -39,6 +40,7 @@ async def run(app: Executor, settings: ExecutorSettings, faults: FaultPoints = N
     lifespan raises.
     """
     logs.configure(settings.log_format, settings.log_level)
+    gc.freeze()  # modules and their like: never garbage. What handlers leave is the collector's
     stopping = Stopping(settings.drain_seconds)
     with _signals(stopping.ask):
         await run_until(app, settings, stopping, faults)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 import structlog
-from structlog.contextvars import bound_contextvars
+from structlog.contextvars import bind_contextvars
 
 from tenure.contract.codes import Reason
 from tenure.contract.ids import AttemptId
@@ -179,26 +179,27 @@ class Work:
     async def _run(self, execution: Execution) -> None:
         assignment = execution.assignment
         assert self._pipeline is not None
-        with bound_contextvars(
+        # This task's own variables: they need not be taken back.
+        bind_contextvars(
             task_id=assignment.task_id,
             attempt_id=assignment.attempt_id,
             task_type=assignment.task_type,
             fencing_token=assignment.fencing_token,
-        ):
-            try:
-                await self._pipeline.run(execution)
-            except NodeGone:
-                log.info("the attempt's outcome is nobody's any more: the node is gone")
-            except Exception:
-                log.exception("the run ended by a fault; its lease will run out")
-            finally:
-                if execution.handler is not None:
-                    execution.handler.cancel()
-                del self._executions[assignment.attempt_id]
-                self._ended(assignment.attempt_id)
-                self._free += 1
-                self._metrics.slots_used.dec()
-                self._fill_slots()
+        )
+        try:
+            await self._pipeline.run(execution)
+        except NodeGone:
+            log.info("the attempt's outcome is nobody's any more: the node is gone")
+        except Exception:
+            log.exception("the run ended by a fault; its lease will run out")
+        finally:
+            if execution.handler is not None:
+                execution.handler.cancel()
+            del self._executions[assignment.attempt_id]
+            self._ended(assignment.attempt_id)
+            self._free += 1
+            self._metrics.slots_used.dec()
+            self._fill_slots()
 
     async def _reject(self, assignment: Assignment, reason: Reason) -> None:
         assert self._pipeline is not None

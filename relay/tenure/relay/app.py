@@ -1,12 +1,14 @@
 """Puts the relay together and runs it. The only module that constructs things."""
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 from uuid import UUID, uuid4
 
 import structlog
@@ -19,6 +21,9 @@ from tenure.relay.loop import Pace, Relay
 from tenure.relay.metrics import RelayMetrics
 from tenure.relay.publisher import Publisher
 from tenure.relay.status import StatusPages, serve
+
+OBJECTS_A_COLLECTION: Final = 50_000
+"""A window full of rows is no garbage, and would be looked through again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,8 @@ async def run(settings: RelaySettings, faults: FaultPoints = NO_FAULTS) -> None:
     Servers that are away are waited for. Raises ListenRefused.
     """
     configure_logging(settings)
+    gc.freeze()  # modules and their like: never garbage
+    gc.set_threshold(OBJECTS_A_COLLECTION, *gc.get_threshold()[1:])
     logger = structlog.get_logger("tenure.relay")
     parts = build(settings, faults)
     stop = asyncio.Event()
