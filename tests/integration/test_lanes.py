@@ -11,9 +11,10 @@ import pytest
 
 from tenure.contract.codes import Code
 from tenure.contract.ids import NodeId, TaskId
-from tenure.coordinator import lanes
+from tenure.coordinator import lanes, scheduler
 from tenure.coordinator.core.commands import Accept, Deliver, Start
 from tenure.coordinator.core.decisions import Outcome
+from tenure.coordinator.core.ranking import Placement, plan
 from tenure.coordinator.core.rows import ResourceAmounts, TaskRow
 from tenure.coordinator.errors import Overloaded, Unavailable
 from tests.support import steps
@@ -352,13 +353,12 @@ async def test_the_scheduler_reads_no_more_tasks_than_there_are_free_slots(
     await bench.register(slots=3)
     await bench.authority.submit([bench.submission() for _ in range(20)])
     read: list[int] = []
-    allocate = bench.scheduler._allocate
 
-    async def noting(tasks: Sequence[TaskRow], *rest: Any) -> int:
+    def noting(tasks: Sequence[TaskRow], *rest: Any) -> list[Placement]:
         read.append(len(tasks))
-        return await allocate(tasks, *rest)
+        return plan(tasks, *rest)
 
-    monkeypatch.setattr(bench.scheduler, "_allocate", noting)
+    monkeypatch.setattr(scheduler, "plan", noting)
     assert await bench.scheduler.step() == 3
     assert read == [3]
 

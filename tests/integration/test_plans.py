@@ -32,11 +32,11 @@ GROWTH = f"""
     create temporary table grown as
         select n, gen_random_uuid() as id from generate_series(1, {ROWS}) n;
     insert into tenure.tasks (task_id, tenant, type, state, version, sequence, generation, priority,
-        effects, max_attempts, cpu_millis, memory_bytes, profile_digest, created_at, decided_at,
-        ended_at, not_before, deadline)
+        effects, max_attempts, cpu_millis, memory_bytes, profile_digest, created_at,
+        queued_as_of, ripe, decided_at, ended_at, not_before, deadline)
     select id, 'default', case when n % 2 = 0 then 'other' else 'sha256' end,
         case when n % 2 = 0 then 'open' else 'delivered' end, 1, 1, 1, -10, 'idempotent', 5, 0,
-        0, sha256('any'), now(), now(), case when n % 2 = 1 then now() end, null,
+        0, sha256('any'), now(), now(), true, now(), case when n % 2 = 1 then now() end, null,
         now() + interval '2 hours'
     from grown;
     insert into tenure.task_inputs select id, 'default', '{{}}' from grown;

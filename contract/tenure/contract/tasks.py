@@ -109,6 +109,7 @@ class AttemptView(Frozen):
     incarnation: str
     lease_id: str
     fencing_token: int
+    decision: Any = Field(description="why this node: its score by factor, and among how many")
     submitted_at: datetime
     accepted_at: datetime | None
     started_at: datetime | None

@@ -5,11 +5,13 @@ Any number of replicas may run it: the commit's guards decide which allocation o
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
 import structlog
+from pydantic_core import from_json
 from uuid_utils.compat import uuid7
 
 from tenure.contract.ids import AttemptId, CommandId, LeaseId, TenantId
@@ -17,15 +19,15 @@ from tenure.contract.states import AttemptState, EntityType, TaskState
 from tenure.coordinator.authority import Authority
 from tenure.coordinator.core.commands import Allocate
 from tenure.coordinator.core.decisions import Happened
-from tenure.coordinator.core.ranking import plan, rooms
+from tenure.coordinator.core.ranking import Placement, plan, rooms
 from tenure.coordinator.core.rows import IncarnationRow, TaskRow, TenantRow
 from tenure.coordinator.core.snapshot import Snapshot
 from tenure.coordinator.errors import Retryable
 from tenure.coordinator.store import named_queries
 from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError
+from tenure.coordinator.store.profiles import Profiles
 from tenure.coordinator.store.rows import (
     incarnation_row,
-    judged_task_row,
     tenant_row,
     to_microseconds,
 )
@@ -34,6 +36,8 @@ log = structlog.get_logger()
 
 ACTOR: Final = "scheduler"
 BATCH: Final = 256
+RIPEN: Final = 1000
+"""How many tasks at most are noticed at once when their time has come."""
 TICK_SECONDS: Final = 0.25
 """How soon this replica notices what other replicas committed, and tasks whose time has come."""
 
@@ -51,6 +55,7 @@ class Scheduler:
         self._pool = pool
         self._authority = authority
         self._due = asyncio.Event()
+        self._profiles = Profiles()
         self._far = False  # whether the next look reads more tasks than there are free slots
         self._had_room: frozenset[str] = frozenset()
         """Nodes that had more room at the last look than all tasks that waited for them needed."""
@@ -76,79 +81,93 @@ class Scheduler:
         self._had_room = frozenset()
         async with self._pool.acquire() as connection:
             silence = timedelta(microseconds=self._authority.policy.node_silence_microseconds)
-            node_records = await connection.fetch(_QUERIES["free_nodes"], silence)
+            node_records = await connection.fetch(_QUERIES["free_nodes"], silence, RIPEN)
             nodes = [row for row in map(incarnation_row, node_records) if row is not None]
             if not nodes:
                 return 0
+            unlimited = frozenset(
+                node.incarnation
+                for node in nodes
+                if node.cpu_millis is None and node.memory_bytes is None
+            )
+            around = from_json(node_records[0]["around"])
+            if around["ripened"]:
+                self._due.set()  # they are seen from the next look on
             tenants = {row.tenant: row for row in map(tenant_row, node_records) if row is not None}
-            kinds = rooms(nodes)
+            kinds = await self._profiles.kinds(connection, around["kinds"])
+            now = to_microseconds(node_records[0]["clock"])
+            places = rooms(kinds, nodes, tenants, now)
+            if not kinds and not around["ripened"]:
+                self._had_room = unlimited
+            if not places:
+                return 0
             free = sum(node.slots - node.slots_used for node in nodes)
             limit = BATCH if self._far else min(BATCH, free)
             task_records = await connection.fetch(
                 _QUERIES["waiting_tasks"],
-                [kind.tenant for kind in kinds],
-                [kind.type for kind in kinds],
-                [kind.cpu_millis for kind in kinds],
-                [kind.memory_bytes for kind in kinds],
+                [place.tenant for place in places],
+                [bytes.fromhex(place.profile_digest) for place in places],
+                [place.cpu_millis for place in places],
+                [place.memory_bytes for place in places],
                 limit,
             )
         self._far = False
-        unlimited = frozenset(
-            node.incarnation
-            for node in nodes
-            if node.cpu_millis is None and node.memory_bytes is None
-        )
-        if not task_records:
-            self._had_room = unlimited
+        if not task_records or task_records[0]["epoch"] is None:
             return 0
-        if task_records[0]["epoch"] is None:
-            return 0
-        tasks = [row for row in map(judged_task_row, task_records) if row is not None]
+        tasks = [self._profiles.judged(record) for record in task_records]
         now = to_microseconds(task_records[0]["clock"])
-        allocated = await self._allocate(tasks, nodes, tenants, task_records[0]["epoch"], now)
-        if allocated < len(tasks) == limit < BATCH:
+        placements = plan(tasks, nodes, tenants, around["used"], now, BATCH)
+        if len(placements) < min(len(tasks), BATCH) and limit < BATCH:
             # Some that were read found no place: others behind them may.
-            self._far = True
-            self._due.set()
+            self._far = limit <= max(Counter((t.tenant, t.profile) for t in tasks).values())
+            if self._far:
+                self._due.set()
+        if not placements:
+            return 0
+        epoch = task_records[0]["epoch"]
+        snapshots = self._snapshots(placements, tasks, nodes, tenants, epoch, now)
+        tenant_of = {task.task_id: task.tenant for task in tasks}
+        commands = [self._command(one, tenant_of[one.task_id]) for one in placements]
+        outcomes = await self._authority.allocate(commands, snapshots)
+        allocated = sum(outcome.reply is not None for outcome in outcomes)
         if allocated == len(tasks) < limit:
             self._had_room = unlimited
         return allocated
 
-    async def _allocate(
-        self,
+    @staticmethod
+    def _snapshots(
+        placements: Sequence[Placement],
         tasks: Sequence[TaskRow],
         nodes: Sequence[IncarnationRow],
         tenants: Mapping[TenantId, TenantRow],
         epoch: int,
         now: int,
-    ) -> int:
+    ) -> list[tuple[Snapshot, int]]:
+        """What each placement was planned from."""
         task_by_id = {task.task_id: task for task in tasks}
         node_by_id = {node.incarnation: node for node in nodes}
-        commands: list[Allocate] = []
-        snapshots: list[tuple[Snapshot, int]] = []
-        for task_id, incarnation in plan(tasks, nodes, tenants, now):
-            task, node = task_by_id[task_id], node_by_id[incarnation]
-            attempt_id = str(uuid7())
-            commands.append(
-                Allocate(
-                    command_id=CommandId(attempt_id),
-                    fingerprint=b"",
-                    tenant=task.tenant,
-                    actor=ACTOR,
-                    task_id=task_id,
-                    incarnation=incarnation,
-                    attempt_id=AttemptId(attempt_id),
-                    lease_id=LeaseId(str(uuid7())),
-                )
-            )
-            snapshot = Snapshot(
-                epoch=epoch, task=task, tenant=tenants.get(task.tenant), incarnation=node
-            )
-            snapshots.append((snapshot, now))
-        if not commands:
-            return 0
-        outcomes = await self._authority.allocate(commands, snapshots)
-        return sum(outcome.reply is not None for outcome in outcomes)
+        found = []
+        for placement in placements:
+            task = task_by_id[placement.task_id]
+            node = node_by_id[placement.incarnation]
+            tenant = tenants.get(task.tenant)
+            found.append((Snapshot(epoch=epoch, task=task, tenant=tenant, incarnation=node), now))
+        return found
+
+    @staticmethod
+    def _command(placement: Placement, tenant: TenantId) -> Allocate:
+        attempt_id = str(uuid7())
+        return Allocate(
+            command_id=CommandId(attempt_id),
+            fingerprint=b"",
+            tenant=tenant,
+            actor=ACTOR,
+            task_id=placement.task_id,
+            incarnation=placement.incarnation,
+            attempt_id=AttemptId(attempt_id),
+            lease_id=LeaseId(str(uuid7())),
+            placement=placement,
+        )
 
     def _wake(self, events: Sequence[Happened]) -> None:
         if any(map(self._may_place, events)):

@@ -301,7 +301,7 @@ def test_a_node_is_not_asked_again_for_what_it_has_rejected() -> None:
     assert code_of(decided(ALLOCATE, unwanted)) == Code.WRONG_STATE
     assert isinstance(decided(ALLOCATE, waiting(rejected_by=("another",))), Accepted)
     assert unwanted.task is not None
-    assert plan([unwanted.task], [NODE], {TENANT: UNLIMITED}, NOW) == []
+    assert plan([unwanted.task], [NODE], {TENANT: UNLIMITED}, {}, NOW, 1) == []
 
 
 @pytest.mark.requirement("STATE-05")

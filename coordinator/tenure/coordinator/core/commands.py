@@ -18,6 +18,7 @@ from tenure.contract.ids import (
     TenantId,
 )
 from tenure.contract.states import NodeState
+from tenure.coordinator.core.ranking import Placement
 from tenure.coordinator.core.rows import ProfileRow, ResourceAmounts
 
 
@@ -177,6 +178,7 @@ class Allocate(Command):
     incarnation: IncarnationId
     attempt_id: AttemptId
     lease_id: LeaseId
+    placement: Placement | None = None  # why this node
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from tenure.contract.ids import (
 )
 from tenure.contract.states import AttemptState, Effects, EntityType, NodeState, TaskState
 from tenure.coordinator.core.commands import Executable, TaskTypeDeclared
+from tenure.coordinator.core.ranking import Placement
 from tenure.coordinator.core.rows import ResourceAmounts
 
 
@@ -66,6 +67,7 @@ class TaskCreated:
     resources: ResourceAmounts
     profile_digest: str
     retry_of: TaskId | None
+    head_start: int  # microseconds by which it counts as queued earlier than it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ class AttemptCreated:
     type: str  # the one operation that the lease's scope permits so far
     dispatch_event_id: EventId
     resources: ResourceAmounts
+    placement: Placement | None  # why this node, for people
     cost_minor: int  # held of the tenant's budget until the attempt ends, spent if it delivers
 
 

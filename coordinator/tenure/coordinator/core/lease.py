@@ -74,6 +74,7 @@ def allocate(
         type=task.type,
         dispatch_event_id=minted.event_ids[0],
         resources=task.resources,
+        placement=command.placement,
         cost_minor=0 if task.profile is None else task.profile.cost_minor,
     )
     event = Happened(

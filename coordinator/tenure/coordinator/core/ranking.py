@@ -1,71 +1,146 @@
-"""Which eligible node gets a task: deterministic for a given snapshot of the fleet (SCHED-03)."""
+"""Which eligible node gets a task: deterministic for a given snapshot of the fleet, with a score
+for each node and factor (SCHED-03). Filters come first: nothing here makes a node eligible."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from tenure.contract.ids import IncarnationId, TaskId, TenantId
+from tenure.contract.states import TaskState
+from tenure.coordinator.core.fairness import Turns
 from tenure.coordinator.core.filters import exclusion, has_rejected
-from tenure.coordinator.core.rows import IncarnationRow, TaskRow, TenantRow
+from tenure.coordinator.core.rows import (
+    IncarnationRow,
+    ProfileRow,
+    ResourceAmounts,
+    TaskRow,
+    TenantRow,
+)
+
+WEIGHTS: Final = {"slots": 4, "build": 2, "cpu": 1, "memory": 1}
+"""What a factor counts for in the total."""
+FULL: Final = 1000
+"""The most that a factor gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How well a node suits a task, in thousandths for each factor. ``slots``, ``cpu`` and
+    ``memory``: what would be free afterwards; ``build``: whether it is the profile's own."""
+
+    total: int
+    slots: int
+    build: int
+    cpu: int
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A task, the node it goes to, and why this one: its score among ``eligible`` of ``nodes``."""
+
+    task_id: TaskId
+    incarnation: IncarnationId
+    score: Score
+    eligible: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Tasks of a tenant under one profile: all filters but those of size and time say the same."""
+
+    tenant: TenantId
+    profile: ProfileRow
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The most that any one node has free for tasks of a kind; None: not limited."""
+    """The most that any one eligible node has free for tasks of a kind; None: not limited."""
 
     tenant: TenantId
-    type: str
+    profile_digest: str
     cpu_millis: int | None
     memory_bytes: int | None
 
 
-def rooms(nodes: Sequence[IncarnationRow]) -> list[Room]:
-    """What kinds of tasks ``nodes`` could take now, each once: what is worth looking for."""
-    found: dict[tuple[TenantId, str], Room] = {}
-    for node in nodes:
-        cpu = None if node.cpu_millis is None else node.cpu_millis - node.cpu_used
-        memory = None if node.memory_bytes is None else node.memory_bytes - node.memory_used
-        for name in sorted(node.task_types):
-            room = found.setdefault((node.tenant, name), Room(node.tenant, name, cpu, memory))
-            found[node.tenant, name] = replace(
-                room,
-                cpu_millis=_larger(room.cpu_millis, cpu),
-                memory_bytes=_larger(room.memory_bytes, memory),
+def score(task: TaskRow, node: IncarnationRow) -> Score:
+    """How well ``node``, which is eligible, suits ``task``."""
+    need = task.resources
+    digest = None if task.profile is None else task.profile.digest
+    slots = FULL * (node.slots - node.slots_used - need.slots) // node.slots
+    build = FULL if any(run.digest == digest for run in node.profiles) else 0
+    cpu = _free(node.cpu_millis, node.cpu_used + need.cpu_millis)
+    memory = _free(node.memory_bytes, node.memory_used + need.memory_bytes)
+    total = (
+        WEIGHTS["slots"] * slots
+        + WEIGHTS["build"] * build
+        + WEIGHTS["cpu"] * cpu
+        + WEIGHTS["memory"] * memory
+    )
+    return Score(total, slots, build, cpu, memory)
+
+
+def rooms(
+    kinds: Sequence[Kind],
+    nodes: Sequence[IncarnationRow],
+    tenants: Mapping[TenantId, TenantRow],
+    now: int,
+) -> list[Room]:
+    """Which of the waiting kinds some node could take now, and how large a task may be: what is
+    worth looking for."""
+    found = []
+    for kind in kinds:
+        probe = _smallest(kind)
+        tenant = tenants.get(kind.tenant)
+        eligible = [node for node in nodes if exclusion(probe, node, tenant, now) is None]
+        if eligible:
+            found.append(
+                Room(
+                    kind.tenant,
+                    kind.profile.digest,
+                    _most(_left(node.cpu_millis, node.cpu_used) for node in eligible),
+                    _most(_left(node.memory_bytes, node.memory_used) for node in eligible),
+                )
             )
-    return list(found.values())
-
-
-def _larger(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else max(one, other)
+    return found
 
 
 def plan(
     tasks: Sequence[TaskRow],
     nodes: Sequence[IncarnationRow],
     tenants: Mapping[TenantId, TenantRow],
+    used: Mapping[TenantId, int],
     now: int,
-) -> list[tuple[TaskId, IncarnationId]]:
-    """Pairs of a waiting task and the node it goes to, in the order of ``tasks``.
+    limit: int,
+) -> list[Placement]:
+    """At most ``limit`` placements, in the order of the tasks' turns. ``used``: slots by tenant.
 
-    Among eligible nodes the one with the most free slots; equal ones by incarnation. What a pair
+    Among eligible nodes the one with the highest score; equal ones by incarnation. What a placement
     takes is subtracted before the next is looked at. A task that no node can take is left out and
     keeps nobody else waiting.
     """
-    free = {node.incarnation: node for node in nodes}
+    free = {node.incarnation: node for node in nodes if node.slots_used < node.slots}
     accounts = dict(tenants)
-    pairs: list[tuple[TaskId, IncarnationId]] = []
-    for task in tasks:
-        if not free:
+    turns = Turns(tasks, tenants, used)
+    placements: list[Placement] = []
+    while free and len(placements) < limit:
+        task = turns.next()
+        if task is None:
             break
         tenant = accounts.get(task.tenant)
-        eligible = [
-            node
+        scored = [
+            (-score(task, node).total, node.incarnation)
             for node in free.values()
             if not has_rejected(task, node) and exclusion(task, node, tenant, now) is None
         ]
-        if not eligible:
+        if not scored:
             continue
-        best = min(eligible, key=lambda node: (node.slots_used - node.slots, node.incarnation))
-        pairs.append((task.task_id, best.incarnation))
+        best = free[min(scored)[1]]
+        placements.append(
+            Placement(task.task_id, best.incarnation, score(task, best), len(scored), len(nodes))
+        )
+        turns.placed(task)
         if tenant is not None and task.profile is not None and task.profile.cost_minor:
             held = tenant.held_minor + task.profile.cost_minor
             accounts[task.tenant] = replace(tenant, held_minor=held)
@@ -79,4 +154,46 @@ def plan(
             del free[best.incarnation]
         else:
             free[best.incarnation] = taken
-    return pairs
+    return placements
+
+
+def _free(capacity: int | None, used: int) -> int:
+    """What is left of a capacity, in thousandths; all of it where there is no limit."""
+    if capacity is None:
+        return FULL
+    return FULL * (capacity - used) // capacity if capacity else 0
+
+
+def _left(capacity: int | None, used: int) -> int | None:
+    return None if capacity is None else capacity - used
+
+
+def _most(amounts: Iterable[int | None]) -> int | None:
+    found = list(amounts)
+    return None if None in found else max(one for one in found if one is not None)
+
+
+def _smallest(kind: Kind) -> TaskRow:
+    """A waiting task of the kind that needs nothing but a slot, and has time."""
+    return TaskRow(
+        task_id=TaskId(""),
+        tenant=kind.tenant,
+        type=kind.profile.type,
+        state=TaskState.OPEN,
+        version=0,
+        sequence=0,
+        generation=0,
+        current_attempt_id=None,
+        failures=0,
+        losses=0,
+        not_before=None,
+        deadline=None,
+        effects=kind.profile.effects,
+        max_attempts=1,
+        resources=ResourceAmounts(),
+        cancel_requested_at=None,
+        cancel_delivered_at=None,
+        rejected_by=(),
+        decided_at=0,
+        profile=kind.profile,
+    )

@@ -125,6 +125,7 @@ class TaskRow:
     rejected_by: tuple[IncarnationId, ...]
     decided_at: int
     profile: ProfileRow | None = None
+    queued_as_of: int = 0  # its place among its tenant's tasks: see ``fairness``
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from tenure.coordinator.core.decisions import (
     TaskCreated,
     Write,
 )
+from tenure.coordinator.core.fairness import head_start
 from tenure.coordinator.core.guards import reads_of
 from tenure.coordinator.core.happenings import attempt_became, ended, task_became, unchanged
 from tenure.coordinator.core.snapshot import Minted, Snapshot
@@ -57,6 +58,7 @@ def submit(command: Submit, snapshot: Snapshot, now: int, minted: Minted) -> Dec
         resources=command.resources or declared.resources,
         profile_digest=declared.profile_digest,
         retry_of=command.retry_of,
+        head_start=head_start(command.priority),
     )
     event = Happened(
         event_id=minted.event_ids[0],

@@ -43,6 +43,7 @@ from tenure.coordinator.core.decisions import (
     TaskChanged,
     TaskCreated,
 )
+from tenure.coordinator.core.ranking import Placement, Score
 from tenure.coordinator.store.postgres import Asked, json_text
 from tenure.coordinator.store.rows import (
     optional_datetime,
@@ -228,6 +229,7 @@ class _Batch:
                 optional_datetime(write.not_before), optional_datetime(write.deadline),
                 write.effects.value, write.max_attempts, write.resources.cpu_millis,
                 write.resources.memory_bytes, bytes.fromhex(write.profile_digest), write.retry_of,
+                write.head_start,
             )
         )  # fmt: skip
 
@@ -258,6 +260,7 @@ class _Batch:
                 write.incarnation, write.lease_id, write.fencing_token, write.policy_version,
                 write.lease_microseconds, json_text(scope), write.dispatch_event_id,
                 resources.slots, resources.cpu_millis, resources.memory_bytes, write.cost_minor,
+                decision_text(write.placement),
             )
         )  # fmt: skip
 
@@ -302,6 +305,19 @@ class _Batch:
             self.events.append((*common, True, "", queue, True, body))
         key = event_routing_key(event.tenant, event.entity_type, event.next_state)
         self.events.append((*common, False, self._exchange, key, False, body))
+
+
+def decision_text(placement: Placement | None) -> str | None:
+    """Why a node got a task, as it is kept with the attempt."""
+    if placement is None:
+        return None
+    return json_text(
+        {
+            "score": {name: getattr(placement.score, name) for name in Score.__slots__},
+            "eligible": placement.eligible,
+            "nodes": placement.nodes,
+        }
+    )
 
 
 def declared_type(item: int, tenant: TenantId, declared: TaskTypeDeclared) -> tuple[Any, ...]:

@@ -33,6 +33,7 @@ grant execute on function
     tenure.recover_authority(text, text, integer),
     tenure.present_token(text, uuid, bigint, text),
     tenure.present_position(text, text, uuid, integer, bigint, text),
+    tenure.ripen(integer),
     tenure.set_tenant(text, jsonb, text),
     tenure.set_node_facts(text, text, jsonb, text),
     tenure.set_executable(text, bytea, text, text),

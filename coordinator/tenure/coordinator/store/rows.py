@@ -106,6 +106,13 @@ def judged_task_row(record: Record) -> TaskRow | None:
     return None if task is None else replace(task, profile=profile_row(record))
 
 
+def waiting_task_row(record: Record, profile: ProfileRow | None) -> TaskRow:
+    """A task that waits, with its place and its profile."""
+    task = task_row(record)
+    assert task is not None
+    return replace(task, profile=profile, queued_as_of=to_microseconds(record["queued_as_of"]))
+
+
 def profile_row(record: Record) -> ProfileRow | None:
     """The profile of a loaded record, if it is known."""
     if record["match"] is None:

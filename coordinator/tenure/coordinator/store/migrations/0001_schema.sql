@@ -68,6 +68,11 @@ create table tasks (
     rejected_by uuid[] not null default '{}', -- incarnations that are not asked again
     retry_of uuid,                          -- the ended task that this one does again
     created_at timestamptz not null,
+    -- Its place among its tenant's tasks: from then on it counts as queued. Higher priority is earlier.
+    queued_as_of timestamptz not null,
+    -- Whether its time had come when it was last looked at. Only so that nobody reads past tasks whose
+    -- time is far away: decisions and guards go by not_before.
+    ripe boolean not null,
     decided_at timestamptz not null,        -- time never runs back for a task
     ended_at timestamptz,
     constraint ended_tasks_have_an_end
@@ -76,8 +81,10 @@ create table tasks (
     constraint ended_tasks_run_no_attempt check (ended_at is null or current_attempt_id is null
         or state = 'delivered')
 ) with (fillfactor = 50);
-create index tasks_waiting on tasks (tenant, type, priority desc, task_id)
-    where state = 'open' and current_attempt_id is null;
+create index tasks_waiting on tasks (tenant, profile_digest, queued_as_of, task_id)
+    where state = 'open' and current_attempt_id is null and ripe;
+create index tasks_not_ripe on tasks (not_before)
+    where state = 'open' and current_attempt_id is null and not ripe;
 create index tasks_with_deadline on tasks (deadline)
     where deadline is not null and ended_at is null;
 create index tasks_rejected on tasks (task_id)
@@ -111,6 +118,7 @@ create table attempts (
     lease_microseconds bigint not null check (lease_microseconds > 0),
     expires_at timestamptz not null,
     scope json not null,
+    decision json,                          -- why this node: the score, and of how many
     dispatch_event_id uuid not null,
     dispatched_at timestamptz not null,
     retry_delay_microseconds bigint check (retry_delay_microseconds >= 0), -- from ended_at on

@@ -40,7 +40,7 @@ create type task_insert as (
     item integer, task_id uuid, tenant text, type text, input json, priority smallint,
     not_before timestamptz, deadline timestamptz, effects text, max_attempts integer,
     cpu_millis integer, memory_bytes bigint, profile_digest bytea,
-    retry_of uuid
+    retry_of uuid, head_start bigint
 );
 create type task_update as (
     item integer, task_id uuid, state text, reason text, message text, sequence bigint,
@@ -52,7 +52,7 @@ create type attempt_insert as (
     item integer, attempt_id uuid, task_id uuid, tenant text, ordinal bigint, node_id text,
     incarnation uuid, lease_id uuid, fencing_token bigint, policy_version integer,
     lease_microseconds bigint, scope json, dispatch_event_id uuid, slots integer,
-    cpu_millis integer, memory_bytes bigint, cost_minor bigint
+    cpu_millis integer, memory_bytes bigint, cost_minor bigint, decision json
 );
 create type attempt_update as (
     item integer, attempt_id uuid, state text, reason text, message text, sequence bigint,
@@ -355,10 +355,12 @@ begin
     if cardinality(p_task_inserts) > 0 then
         insert into tasks (task_id, tenant, type, state, version, sequence, priority, not_before,
             deadline, effects, max_attempts, cpu_millis, memory_bytes, profile_digest, retry_of,
-            created_at, decided_at)
+            created_at, queued_as_of, ripe, decided_at)
         select w.task_id, w.tenant, w.type, 'open', 1, 1, w.priority, w.not_before, w.deadline,
             w.effects, w.max_attempts, w.cpu_millis, w.memory_bytes, w.profile_digest, w.retry_of,
-            decided[w.item], decided[w.item]
+            decided[w.item], greatest(decided[w.item], w.not_before)
+                - w.head_start * interval '1 microsecond',
+            coalesce(w.not_before <= decided[w.item], true), decided[w.item]
         from unnest(p_task_inserts) w where outcomes[w.item] = 0;
         insert into task_inputs (task_id, tenant, input)
         select w.task_id, w.tenant, w.input
@@ -374,6 +376,7 @@ begin
             -- A delay counts from the decision itself, as committed.
             not_before = coalesce(
                 decided[w.item] + w.delay_microseconds * interval '1 microsecond', w.not_before),
+            ripe = coalesce(w.delay_microseconds <= 0, w.not_before <= decided[w.item], true),
             cancel_requested_at = case when w.cancel_requested
                 then coalesce(t.cancel_requested_at, decided[w.item]) end,
             cancel_delivered_at = case when w.cancel_delivered
@@ -388,12 +391,12 @@ begin
     if cardinality(p_attempt_inserts) > 0 then
         insert into attempts (attempt_id, task_id, tenant, ordinal, state, version, sequence,
             node_id, incarnation, lease_id, fencing_token, policy_version, lease_microseconds,
-            expires_at, scope, dispatch_event_id, dispatched_at, submitted_at, decided_at)
+            expires_at, scope, decision, dispatch_event_id, dispatched_at, submitted_at, decided_at)
         -- Authority never reaches beyond the task's deadline.
         select w.attempt_id, w.task_id, w.tenant, w.ordinal, 'submitted', 1, 1, w.node_id,
             w.incarnation, w.lease_id, w.fencing_token, w.policy_version, w.lease_microseconds,
             least(decided[w.item] + w.lease_microseconds * interval '1 microsecond', t.deadline),
-            w.scope, w.dispatch_event_id, decided[w.item], decided[w.item], decided[w.item]
+            w.scope, w.decision, w.dispatch_event_id, decided[w.item], decided[w.item], decided[w.item]
         from unnest(p_attempt_inserts) w
         join tasks t on t.task_id = w.task_id
         where outcomes[w.item] = 0;

@@ -113,6 +113,35 @@ as $$
         output_schema = excluded.output_schema, registered_at = excluded.registered_at;
 $$;
 
+-- Notice which tasks' time has come, so that they are found among those that wait; at most so many.
+-- Changes nothing that a decision reads. Returns how many there were.
+create function ripen(p_limit integer) returns integer
+language plpgsql volatile security definer
+set search_path = tenure, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    v_due uuid[];
+begin
+    v_due := array(
+        select t.task_id from tasks t
+        where t.state = 'open' and t.current_attempt_id is null and not t.ripe
+            and t.not_before <= (select clock_timestamp())
+        order by t.not_before
+        limit p_limit);
+    if cardinality(v_due) = 0 or confirmed_epoch() is null then
+        return 0;
+    end if;
+    -- What somebody changes at this moment is looked at again next time.
+    update tasks t set ripe = true
+    where t.task_id = any (array(
+            select w.task_id from tasks w
+            where w.task_id = any (v_due) and w.state = 'open' and not w.ripe
+            order by w.task_id for no key update skip locked));
+    return cardinality(v_due);
+end
+$$;
+
 -- State facts about a tenant, new or known. ``p_change`` holds the columns to set, as JSON: null
 -- takes a fact back. Returns false when the authority is not confirmed.
 create function set_tenant(p_tenant text, p_change jsonb, p_actor text) returns boolean

@@ -2,41 +2,13 @@
 -- and clock are asked for in queries of their own: once a statement and not once a row, and what may
 -- differ from row to row is of no use to an index.
 
--- name: waiting_tasks
--- Tasks that may be given to a node now, in the order they are served: for each tenant $1 and type $2
--- those that need at most $3 thousandths of a core and $4 bytes (null: not limited). $5 how many, of
--- each kind and at all. Asked by kind, so that however many nobody can take, no others wait for them.
-select
-    (select tenure.confirmed_epoch()) as epoch, clock_timestamp() as clock,
-    t.task_id, t.tenant, t.type, t.state, t.version, t.sequence, t.generation,
-    t.current_attempt_id, t.failures, t.losses, t.not_before, t.deadline, t.effects,
-    t.max_attempts, t.cpu_millis, t.memory_bytes, t.cancel_requested_at,
-    t.cancel_delivered_at, t.rejected_by, t.decided_at,
-    t.profile_digest, p.type as profile_type, p.effects as profile_effects,
-    p.max_attempts as profile_max_attempts, p.cpu_millis as profile_cpu_millis,
-    p.memory_bytes as profile_memory_bytes, p.locations as profile_locations,
-    p.networks as profile_networks, p.labels::text as profile_labels, p.match, p.cost_minor
-from unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[])
-    as k (tenant, type, cpu_millis, memory_bytes)
-cross join lateral (
-    select * from tenure.tasks w
-    where w.tenant = k.tenant and w.type = k.type
-      and w.state = 'open' and w.current_attempt_id is null
-      and coalesce(w.cpu_millis <= k.cpu_millis, true)
-      and coalesce(w.memory_bytes <= k.memory_bytes, true)
-      and coalesce(w.not_before <= (select clock_timestamp()), true)
-      and coalesce(w.deadline > (select clock_timestamp()), true)
-    order by w.priority desc, w.task_id
-    limit $5
-) t
-left join tenure.profiles p on p.tenant = t.tenant and p.digest = t.profile_digest
-order by t.priority desc, t.task_id
-limit $5;
-
 -- name: free_nodes
 -- Incarnations that may take new work: active, heard of within $1, with a free slot. With each what
--- its tenant may use.
+-- its tenant may use, and with the first what belongs to all of them: slots in use by tenant, the
+-- kinds of tasks that wait (tenant and profile), found by jumping from one to the next in the index,
+-- and how many tasks have just become ripe ($2 at most).
 select
+    clock_timestamp() as clock,
     n.incarnation, n.tenant as node_tenant, n.node_id, n.state as node_state,
     n.version as node_version, n.sequence as node_sequence, n.slots,
     n.cpu_millis as node_cpu_millis, n.memory_bytes as node_memory_bytes, n.slots_used,
@@ -44,13 +16,79 @@ select
     n.profile_digests, n.type_effects, n.executable_digest, n.executable_withdrawn,
     e.tenant as fact_tenant, e.version as tenant_version, e.state as tenant_state, e.weight,
     e.node_pools, e.locations as tenant_locations, e.networks as tenant_networks, e.budget_minor,
-    e.budget_unlimited, b.held_minor, b.spent_minor
+    e.budget_unlimited, b.held_minor, b.spent_minor,
+    case when row_number() over (order by n.incarnation) = 1 then (
+        select json_build_object(
+            'ripened', (select tenure.ripen($2)),
+            'used', (
+                select coalesce(json_object_agg(u.tenant, u.slots), '{}')
+                from (
+                    select i.tenant, sum(i.slots_used) as slots from tenure.incarnations i
+                    where i.state <> 'gone' group by i.tenant
+                ) u
+            ),
+            'kinds', (
+                with recursive kinds as (
+                    (
+                        select tenant, profile_digest from tenure.tasks
+                        where state = 'open' and current_attempt_id is null and ripe
+                        order by tenant, profile_digest limit 1
+                    )
+                    union all
+                    select next.* from kinds k
+                    cross join lateral (
+                        select w.tenant, w.profile_digest from tenure.tasks w
+                        where w.state = 'open' and w.current_attempt_id is null and w.ripe
+                            and (w.tenant, w.profile_digest) > (k.tenant, k.profile_digest)
+                        order by w.tenant, w.profile_digest limit 1
+                    ) next
+                )
+                select coalesce(
+                    json_agg(json_build_array(tenant, encode(profile_digest, 'hex'))), '[]')
+                from kinds
+            )
+        )::text
+    ) end as around
 from tenure.incarnations n
 left join tenure.tenants e on e.tenant = n.tenant
 left join tenure.accounts b on b.tenant = n.tenant
 where n.state = 'active' and n.slots_used < n.slots
   and n.last_seen_at > (select clock_timestamp() - $1::interval)
 order by n.incarnation;
+
+-- name: profiles
+-- Profiles by tenant $1 and digest $2.
+select
+    p.tenant, p.digest as profile_digest, p.type as profile_type, p.effects as profile_effects,
+    p.max_attempts as profile_max_attempts, p.cpu_millis as profile_cpu_millis,
+    p.memory_bytes as profile_memory_bytes, p.locations as profile_locations,
+    p.networks as profile_networks, p.labels::text as profile_labels, p.match, p.cost_minor
+from unnest($1::text[], $2::bytea[]) as k (tenant, digest)
+join tenure.profiles p on p.tenant = k.tenant and p.digest = k.digest;
+
+-- name: waiting_tasks
+-- Tasks that may be given to a node now: for each tenant $1 and profile $2 those that need at most $3
+-- thousandths of a core and $4 bytes (null: not limited), the first $5 of each in the order they are
+-- served. Asked by kind, so that however many nobody can take, no others wait for them.
+select
+    (select tenure.confirmed_epoch()) as epoch, clock_timestamp() as clock,
+    t.task_id, t.tenant, t.type, t.state, t.version, t.sequence, t.generation,
+    t.current_attempt_id, t.failures, t.losses, t.not_before, t.deadline, t.effects,
+    t.max_attempts, t.cpu_millis, t.memory_bytes, t.cancel_requested_at,
+    t.cancel_delivered_at, t.rejected_by, t.decided_at, t.profile_digest, t.queued_as_of
+from unnest($1::text[], $2::bytea[], $3::bigint[], $4::bigint[])
+    as k (tenant, profile_digest, cpu_millis, memory_bytes)
+cross join lateral (
+    select * from tenure.tasks w
+    where w.tenant = k.tenant and w.profile_digest = k.profile_digest
+      and w.state = 'open' and w.current_attempt_id is null and w.ripe
+      and coalesce(w.cpu_millis <= k.cpu_millis, true)
+      and coalesce(w.memory_bytes <= k.memory_bytes, true)
+      and coalesce(w.not_before <= (select clock_timestamp()), true)
+      and coalesce(w.deadline > (select clock_timestamp()), true)
+    order by w.queued_as_of, w.task_id
+    limit $5
+) t;
 
 -- name: lost_tasks
 -- Tasks whose attempt's lease ran out, and waiting ones past their deadline. $1 how many.

@@ -21,8 +21,7 @@ select
         select count(*) + 1 from (
             select from tenure.tasks w
             where w.tenant = t.tenant and w.state = 'open' and w.current_attempt_id is null
-                and coalesce(w.not_before <= (select clock_timestamp()), true)
-                and (-w.priority, w.task_id) < (-t.priority, t.task_id)
+                and w.ripe and (w.queued_as_of, w.task_id) < (t.queued_as_of, t.task_id)
             limit $3
         ) before
     ) end as position
