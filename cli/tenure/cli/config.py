@@ -7,7 +7,7 @@ from cyclopts import App, Parameter
 
 from tenure.cli.exits import Exit
 from tenure.cli.output import Output, print_json, print_table
-from tenure.cli.settings import Config, Process, given, read
+from tenure.cli.settings import Config, Process, given, is_incomplete, read
 from tenure.contract.errors import TenureError
 
 app = App(name="config", help="Check and show settings.")
@@ -33,6 +33,12 @@ def check(
     Exit code 4 when something is wrong.
     """
     outcomes = {one: _outcome(one, given(config=config)) for one in _chosen(process)}
+    usable = any(error is None for error in outcomes.values())
+    left_out = {
+        one
+        for one, error in outcomes.items()
+        if error is not None and process is None and usable and is_incomplete(error)
+    }
     rows = [
         {
             "process": one,
@@ -47,15 +53,9 @@ def check(
     else:
         print_table(
             ["process", "settings"],
-            [(row["process"], "ok" if row["ok"] else row["says"]) for row in rows],
+            [(one, _words(error, left_out=one in left_out)) for one, error in outcomes.items()],
         )
-    usable = any(error is None for error in outcomes.values())
-    wrong = [
-        error
-        for error in outcomes.values()
-        if error is not None and not (process is None and usable and _is_incomplete(error))
-    ]
-    if wrong:
+    if any(error is not None and one not in left_out for one, error in outcomes.items()):
         sys.exit(Exit.SETUP)
 
 
@@ -76,6 +76,12 @@ def show(process: Which, /, *, config: Config = None, output: Output = "table") 
     )
 
 
+def _words(error: TenureError | None, *, left_out: bool) -> str:
+    if error is None:
+        return "ok"
+    return f"left out: {error.message}" if left_out else str(error)
+
+
 def _chosen(process: Process | None) -> tuple[Process, ...]:
     return PROCESSES if process is None else (process,)
 
@@ -87,11 +93,3 @@ def _outcome(process: Process, values: dict[str, object]) -> TenureError | None:
     except TenureError as error:
         return error
     return None
-
-
-def _is_incomplete(error: TenureError) -> bool:
-    """Whether only something is missing, which may not be meant to be here."""
-    from tenure.settings.errors import SettingsMissing
-
-    missing = ("not_configured", "missing_extra")
-    return isinstance(error, SettingsMissing) or error.code in missing

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 STATE_DIRECTORY_VARIABLE: Final = "TENURE_STATE_DIR"
 DEFAULT_STATE_DIRECTORY: Final = ".tenure"
 CONNECTION_FILE: Final = "connection.json"
+LOCK_FILE: Final = "lock"
+"""Holds the pid of the process that runs the local stack."""
 COMMAND_RETRY_SECONDS: Final = 10.0
 """A person waits: shorter than an application would."""
 
@@ -71,6 +73,12 @@ def find_connection(
             code="not_configured",
         )
     content = read_connection_file(file)
+    if _was_killed(file.with_name(LOCK_FILE)):
+        raise SetupError(
+            f"the local stack of {file.parent} does not run: it was killed.",
+            next_step="Start it again with `tenure up`; it finds its data.",
+            code="not_configured",
+        )
     try:
         return Connection(url=str(content["url"]), token=str(content["tokens"][role]))
     except (KeyError, TypeError) as error:
@@ -79,6 +87,17 @@ def find_connection(
             next_step="Start the stack again with `tenure up`.",
             code="not_configured",
         ) from error
+
+
+def _was_killed(lock: Path) -> bool:
+    """Whether the process that the lock file names is gone; false where that cannot be told."""
+    try:
+        os.kill(int(lock.read_text(encoding="utf-8")), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError, OverflowError):
+        return False
+    return False
 
 
 def open_client(role: str = "operator") -> "AsyncClient":

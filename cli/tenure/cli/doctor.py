@@ -27,7 +27,7 @@ from tenure.cli.checkup import (
 from tenure.cli.connection import CONNECTION_FILE, read_connection_file, state_directory
 from tenure.cli.exits import Exit, needs
 from tenure.cli.output import Output, print_json
-from tenure.cli.settings import Config, given, model_of, read
+from tenure.cli.settings import Config, given, is_incomplete, model_of, read
 from tenure.contract.codes import Code
 from tenure.contract.errors import TenureError
 from tenure.contract.topology import DEFAULT_PREFIX
@@ -96,9 +96,21 @@ async def _examined(process: Patient | None, values: dict[str, Any]) -> list[Fin
     try:
         settings, _ = read(chosen, values)
     except TenureError as error:
+        if process is None and is_incomplete(error):
+            return [_nothing_known(error)]
         return [failed("settings", error)]
     found = [ok("settings", f"a {chosen} could start with them")]
     return found + [finding async for finding in examine(settings)]
+
+
+def _nothing_known(error: TenureError) -> Finding:
+    """Neither a local stack nor servers: who asks may just be in another folder."""
+    return fail(
+        "settings",
+        f"no local stack runs in {state_directory()}, and as to a coordinator of its own:"
+        f" {error.message}",
+        "Start a local stack with `tenure up` or go to where one runs; or set what is missing.",
+    )
 
 
 def _is_local(values: dict[str, Any]) -> bool:

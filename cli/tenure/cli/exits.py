@@ -89,6 +89,7 @@ _EXITS: Final = {
     "settings_invalid": Exit.SETUP,
     "certificate_untrusted": Exit.SETUP,
     "listen_refused": Exit.SETUP,
+    "application_broken": Exit.SETUP,
     "database_refused": Exit.SETUP,
     "broker_refused": Exit.SETUP,
     "server_too_old": Exit.SETUP,

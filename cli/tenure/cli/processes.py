@@ -1,21 +1,15 @@
 """``tenure coordinator``, ``tenure relay``, ``tenure executor``: one process until SIGTERM."""
 
 import asyncio
-import importlib
-import os
-import sys
 import traceback
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from tenure.cli.exits import SetupError, UsageError, needs
+from tenure.cli.applications import load_application
+from tenure.cli.exits import needs
 from tenure.cli.settings import Config, completed, given
-from tenure.contract.errors import TenureError
-
-if TYPE_CHECKING:
-    from tenure.executor import Executor
 
 
 def coordinator(*, config: Config = None) -> None:
@@ -67,11 +61,16 @@ def executor(
     """
     with needs("executor"):
         from tenure.executor.config import load_settings
+        from tenure.executor.errors import LifespanFailed
         from tenure.executor.runner import run
 
     found = load_application(application)
     values, _ = completed("executor", given(slots=slots, node=node, config=config))
-    _work(run(found, load_settings(**values)))
+    try:
+        _work(run(found, load_settings(**values)))
+    except LifespanFailed as error:
+        traceback.print_exception(error.__cause__)  # the way to the line that failed
+        raise
 
 
 def _work(process: Coroutine[Any, Any, None]) -> None:
@@ -84,39 +83,3 @@ def _work(process: Coroutine[Any, Any, None]) -> None:
     else:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(process)
-
-
-def load_application(path: str) -> "Executor":
-    """The executor that ``module:name`` names, imported from the working directory or the path.
-
-    Raises UsageError when there is none, SetupError (``application_broken``) when the module itself
-    fails; its traceback is printed. Errors of Tenure, like a wrong declaration, are raised as they
-    are.
-    """
-    from tenure.executor import Executor
-
-    module_name, separator, name = path.partition(":")
-    if not separator or not module_name or not name:
-        raise UsageError(
-            f"{path!r} names no executor.", next_step="Give MODULE:NAME, like jobs:app."
-        )
-    sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except TenureError:
-        raise
-    except Exception as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
-            raise UsageError(
-                f"there is no module {missing!r} in {os.getcwd()} or on Python's path."
-            ) from error
-        traceback.print_exception(error)
-        raise SetupError(
-            f"importing {module_name} failed: {type(error).__name__}: {error}",
-            code="application_broken",
-        ) from error
-    found = getattr(module, name, None)
-    if not isinstance(found, Executor):
-        raise UsageError(f"{path!r} is no Executor.", next_step="Name a variable that holds one.")
-    return found

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from tenure.cli.connection import CONNECTION_FILE, read_connection_file, state_directory
 from tenure.cli.exits import SetupError, needs
+from tenure.contract.errors import TenureError
 
 if TYPE_CHECKING:
     from tenure.settings.process import ProcessSettings
@@ -88,11 +89,18 @@ def local_database_url() -> str:
 
 
 def _local_executor(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Addresses and token of the local stack, for an executor that was told none; empty without a
-    local stack."""
+    """Addresses and token of the local stack, for an executor that was told none.
+
+    Raises SetupError where none runs.
+    """
     file = state_directory(environment=environment) / CONNECTION_FILE
     if not file.exists():
-        return {}
+        raise SetupError(
+            "no coordinator is known: TENURE_URL, TENURE_TOKEN and TENURE_BROKER_URL are not set"
+            f" and there is no {file}.",
+            next_step="Go to where `tenure up` runs, or set them.",
+            code="not_configured",
+        )
     content = read_connection_file(file)
     try:
         return {
@@ -106,3 +114,11 @@ def _local_executor(environment: Mapping[str, str] = os.environ) -> dict[str, st
             next_step="Start the stack again with `tenure up`.",
             code="not_configured",
         ) from error
+
+
+def is_incomplete(error: TenureError) -> bool:
+    """Whether only something is missing, which may not be meant to be here."""
+    from tenure.settings.errors import SettingsMissing
+
+    missing = ("not_configured", "missing_extra")
+    return isinstance(error, SettingsMissing) or error.code in missing

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from tenure.cli.applications import check_application
 from tenure.cli.connection import (
     DEFAULT_STATE_DIRECTORY,
     STATE_DIRECTORY_VARIABLE,
@@ -62,7 +63,12 @@ def up(
     with needs("all"):
         from tenure.cli.local.given import GivenServers
         from tenure.cli.local.stack import ExecutorSpec
+        from tenure.settings.sources import refuse_unknown_variables
 
+    # What its processes would only say once the servers run.
+    for application in executor:
+        check_application(application)
+    refuse_unknown_variables()
     servers = GivenServers(
         database_url=_told("--database-url", database_url),
         broker_url=_told("--broker-url", broker_url),

@@ -3,6 +3,7 @@
 TenureError
 └── ExecutorError
     ├── DeclarationError          a handler is declared wrongly: raised when its module is imported
+    ├── LifespanFailed            what handlers share could not be opened
     ├── Fail                      raised by a handler: do not try again
     ├── Retry                     raised by a handler: try again, later
     ├── AuthorityError            this attempt may act no longer
@@ -40,6 +41,12 @@ class DeclarationError(ExecutorError):
     """A handler or its declaration is wrong."""
 
     code = "invalid_declaration"
+
+
+class LifespanFailed(ExecutorError):
+    """The application's lifespan raised at the start; the cause is what it raised."""
+
+    code = "application_broken"
 
 
 class Fail(ExecutorError):

@@ -4,19 +4,20 @@ import asyncio
 import gc
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Final
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Any, Final
 from uuid import uuid4
 
 import structlog
 
+from tenure.contract.errors import TenureError
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoints
 from tenure.contract.ids import IncarnationId
 from tenure.executor import logs
 from tenure.executor.app import Executor
 from tenure.executor.clock import counts_suspend, system_clock
 from tenure.executor.config import ExecutorSettings
-from tenure.executor.errors import DeclarationError, NodeGone
+from tenure.executor.errors import DeclarationError, LifespanFailed, NodeGone
 from tenure.executor.executable import executable_of
 from tenure.executor.http import Coordinator
 from tenure.executor.inbox import Inbox, inbox_path
@@ -36,8 +37,7 @@ async def run(app: Executor, settings: ExecutorSettings, faults: FaultPoints = N
     """Run until SIGTERM or SIGINT, drain, and return; a second signal cuts the drain short.
 
     Servers that are away are waited for. Raises DeclarationError for an executor without handlers,
-    ListenRefused, NodeGone when another process took this node's name, and what the application's
-    lifespan raises.
+    ListenRefused, NodeGone when another process took this node's name, and LifespanFailed.
     """
     logs.configure(settings.log_format, settings.log_level)
     gc.freeze()  # modules and their like: never garbage. What handlers leave is the collector's
@@ -76,7 +76,7 @@ async def run_until(
         keep=settings.node is not None,
     )
     coordinator = Coordinator(settings.url, settings.token.current)
-    async with _listening(settings.listen_address, pages), app.open_resources() as resources:
+    async with _listening(settings.listen_address, pages), _opened(app) as resources:
         inbox.start()
         around = Surroundings(
             settings=settings,
@@ -149,6 +149,21 @@ async def _listening(address: tuple[str, int] | None, pages: StatusPages) -> Asy
         yield
     finally:
         server.close()
+
+
+@asynccontextmanager
+async def _opened(app: Executor) -> AsyncIterator[Any]:
+    """What the lifespan yields. Raises LifespanFailed when it does not come to that."""
+    async with AsyncExitStack() as stack:
+        try:
+            resources = await stack.enter_async_context(app.open_resources())
+        except TenureError:
+            raise
+        except Exception as error:
+            raise LifespanFailed(
+                f"the lifespan of executor {app.name!r} failed: {type(error).__name__}: {error}"
+            ) from error
+        yield resources
 
 
 @contextmanager

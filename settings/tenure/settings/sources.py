@@ -67,7 +67,7 @@ class Environment(Source):
 
     def __init__(self, settings_cls: type[BaseSettings], variables: EnvSettingsSource) -> None:
         super().__init__(settings_cls)
-        _refuse_unknown_variables()
+        refuse_unknown_variables()
         for name, value in variables().items():
             self.found(name, value, names.variable(name))
         for name in sorted(names.SECRETS & set(settings_cls.model_fields)):
@@ -156,7 +156,8 @@ def _refuse_unknown_key(path: Path, words: str, key: str, known: Any, tables: An
     )
 
 
-def _refuse_unknown_variables() -> None:
+def refuse_unknown_variables() -> None:
+    """Raises SettingsInvalid for a variable that begins as ours do and is no setting."""
     unknown = sorted(
         name for name, value in os.environ.items() if not names.is_known_variable(name, value)
     )

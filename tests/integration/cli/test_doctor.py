@@ -186,6 +186,13 @@ async def test_a_wrong_setting_is_the_only_finding(doctor: Doctor) -> None:
     assert "TENURE_LEASE_SECONDS" in found["settings"]["next_step"]
 
 
+async def test_where_nothing_runs_it_says_how_to_start_something(doctor: Doctor) -> None:
+    code, said = await doctor.run("doctor", TENURE_DATABASE_URL="", TENURE_BROKER_URL="")
+    assert code == Exit.SETUP
+    assert "no local stack runs in .tenure" in said
+    assert "To do: Start a local stack with `tenure up`" in said
+
+
 @pytest.mark.parametrize("service", ["coordinator", "relay"])
 async def test_what_a_service_needs_is_what_migrations_grant(
     database: FreshDatabase, service: Any

@@ -93,6 +93,18 @@ async def test_a_program_that_ends_at_its_start_shows_the_end_of_its_log(scene: 
     assert caught.value.code == "local_process_failed"
 
 
+async def test_what_an_earlier_start_has_logged_is_not_shown_for_this_one(scene: Scene) -> None:
+    first = scene.program("broken", script="raise SystemExit('an old fault')")
+    await first.start()
+    with pytest.raises(LocalProcessFailedError, match="an old fault"):
+        await first.ready(within_seconds=30)
+    again = scene.program("broken", script="raise SystemExit('a new fault')")
+    await again.start()
+    with pytest.raises(LocalProcessFailedError, match="a new fault") as caught:
+        await again.ready(within_seconds=30)
+    assert "an old fault" not in str(caught.value)
+
+
 async def test_hurry_ends_what_does_not_want_to_end(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

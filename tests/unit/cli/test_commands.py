@@ -21,6 +21,28 @@ from tenure.client.settings import NotConfigured
 from tenure.contract.codes import Code
 from tenure.contract.errors import InvalidPayload
 
+NAMED_OTHERWISE = """
+from tenure.executor import Executor
+
+jobs = Executor("jobs", version="1")
+"""
+WRONG_LIFESPAN = """
+from contextlib import asynccontextmanager
+from pydantic import BaseModel
+from tenure.contract.tasktype import TaskType
+from tenure.executor import Executor
+
+app = Executor("jobs", version="1")
+
+@app.task(TaskType("work", input=BaseModel, output=BaseModel))
+def work(input, context): ...
+
+@app.lifespan
+@asynccontextmanager
+async def resources():
+    raise KeyError("JOBS_DATABASE_URL")
+    yield
+"""
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 
 
@@ -68,6 +90,10 @@ def write_connection(folder: Path, mode: int = 0o600) -> Path:
         (["up", "--broker-url", "@none"], Exit.USAGE, "error: usage: --broker-url @none: the file"),
         (["executor", "nothing-here"], Exit.USAGE, "error: usage: 'nothing-here'"),
         (["executor", "nothing_here:app"], Exit.USAGE, "error: usage: there is no module"),
+        (["executor", "jobs.py:app"], Exit.USAGE, "error: usage: 'jobs.py' is a file. Name its m"),
+        (["up", "--executor", "nothing-here"], Exit.USAGE, "error: usage: 'nothing-here'"),
+        (["up", "--executor", "nothing_here:app"], Exit.USAGE, "error: usage: there is no module"),
+        (["up", "--executor", "in.nothing:app"], Exit.USAGE, "error: usage: there is no module"),
     ],
 )
 def test_each_mistake_has_its_exit_code_and_one_line(
@@ -149,6 +175,12 @@ def test_an_unreachable_coordinator_has_an_exit_code_of_its_own(
         ("import nothing_like_it", Exit.SETUP, "error: application_broken: importing prog"),
         ("app = 1", Exit.USAGE, "error: usage: 'prog:app' is no Executor"),
         ("", Exit.USAGE, "error: usage: 'prog:app' is no Executor"),
+        (
+            NAMED_OTHERWISE,
+            Exit.USAGE,
+            "error: usage: 'prog:app' is no Executor. There is prog:jobs.",
+        ),
+        (WRONG_LIFESPAN, Exit.SETUP, "error: application_broken: the lifespan of executor 'jobs'"),
     ],
 )
 def test_a_broken_application_is_told_from_one_that_is_not_there(
@@ -294,7 +326,27 @@ def test_an_executor_that_was_told_nothing_joins_the_local_stack(
             environment.setenv(told, "x")
             assert completed("executor", {})[0] == {}
     path.unlink()
-    assert completed("executor", {})[0] == {}
+    with pytest.raises(SetupError, match="Go to where `tenure up` runs"):
+        completed("executor", {})
+
+
+def test_a_variable_that_is_no_setting_is_said_before_a_stack_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TENURE_SLOT", "3")
+    assert run(["up"]) == Exit.SETUP
+    assert capsys.readouterr().err.endswith("Did you mean TENURE_SLOTS?\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_local_stack_that_was_killed_is_told_from_one_that_answers_late(tmp_path: Path) -> None:
+    lock = write_connection(tmp_path / ".tenure").with_name("lock")
+    lock.write_text(f"{os.getpid()}\n")
+    assert find_connection().token == "secret"
+    ended = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True)
+    lock.write_text(ended.stdout)
+    with pytest.raises(SetupError, match="Start it again with `tenure up`"):
+        find_connection()
 
 
 def test_the_environment_comes_before_the_local_stack(tmp_path: Path) -> None:

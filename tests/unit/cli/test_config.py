@@ -45,6 +45,14 @@ def test_a_process_that_is_not_meant_to_be_here_does_no_harm(
     assert "TENURE_TOKENS is missing" in found["coordinator"]["says"]
 
 
+def test_a_process_that_is_left_out_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = asked(["config", "check", "--config", "tenure.toml"], capsys)
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert code == Exit.DONE
+    assert lines["relay"].split()[1:] == ["ok"]
+    assert "left out: " in lines["coordinator"]
+
+
 def test_a_process_that_was_named_must_be_able_to_start(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

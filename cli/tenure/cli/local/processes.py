@@ -185,12 +185,12 @@ def complaints(log: Path, *, lines: int = 20) -> str:
     return "\n".join(found[:lines]) or tail(log)
 
 
-def tail(log: Path, *, lines: int = 15) -> str:
-    """The last lines of a log file, for an error message."""
+def tail(log: Path, *, lines: int = 15, since: int = 0) -> str:
+    """The last lines of a log file, for an error message; none of what is before byte ``since``."""
     try:
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 16_384))
+            file.seek(max(since, file.tell() - 16_384))
             text = file.read().decode(errors="replace")
     except FileNotFoundError:
         return "(no log)"

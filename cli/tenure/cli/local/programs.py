@@ -50,6 +50,7 @@ class Program:
         self.spec = spec
         self.name = spec.name
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_begins = 0
 
     @property
     def running(self) -> bool:
@@ -75,7 +76,7 @@ class Program:
         """Start the process, unless it runs. It need not serve yet when this returns."""
         if self.running:
             return
-        _turn_over(self.spec.log)
+        self._log_begins = _turn_over(self.spec.log)
         self._process = processes.spawn(
             [*processes.ended_with_parent(signal.SIGKILL), *self.spec.command],
             log=self.spec.log,
@@ -95,7 +96,7 @@ class Program:
                 if not self.running:
                     raise LocalProcessFailedError(
                         f"{self.name} {self.status} while starting; the end of its log is above.\n"
-                        f"{processes.tail(self.spec.log)}",
+                        f"{processes.tail(self.spec.log, since=self._log_begins)}",
                         advice=f"Mend what it names, then start again ({self.spec.log}).",
                     )
                 try:
@@ -151,10 +152,13 @@ async def _ended_or(
         hurrying.cancel()
 
 
-def _turn_over(log: Path) -> None:
-    """Put a log aside that has become large; one older one is kept."""
+def _turn_over(log: Path) -> int:
+    """Put a log aside that has become large; one older one is kept. Returns where it goes on."""
     try:
-        if log.stat().st_size > LOG_LIMIT_BYTES:
-            log.replace(log.with_name(log.name + ".1"))
+        size = log.stat().st_size
     except FileNotFoundError:
-        pass  # the first start
+        return 0  # the first start
+    if size <= LOG_LIMIT_BYTES:
+        return size
+    log.replace(log.with_name(log.name + ".1"))
+    return 0
