@@ -33,7 +33,7 @@ from tenure.contract.scheduling import (
     TenantView,
 )
 from tenure.contract.tasks import IntakeList, IntakeRetried, NodeList, OutboxStatus, TaskList
-from tenure.contract.tasktype import InputT, OutputT, TaskType
+from tenure.contract.tasktype import InputT, OutputT, TaskType, named
 
 
 class AsyncClient:
@@ -104,10 +104,11 @@ class AsyncClient:
 
         The same ``idempotency_key`` with the same content gives the same task, for ever; with other
         content it is refused (``idempotency_conflict``). Instants need a time zone.
+
+        Raises TypeError for an input that is not the one that the type declares.
         """
         task = calls.submission(
-            task_type.name,
-            calls.plain(input),
+            *named(task_type, input),
             idempotency_key=idempotency_key,
             priority=priority,
             not_before=not_before,
@@ -162,7 +163,7 @@ class AsyncClient:
         Raises ValueError when there are fewer keys than inputs.
         """
         tasks = calls.submissions(
-            task_type.name,
+            task_type,
             inputs,
             idempotency_keys,
             priority=priority,

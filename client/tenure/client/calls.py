@@ -41,6 +41,7 @@ from tenure.contract.tasks import (
     TaskSubmission,
     TaskView,
 )
+from tenure.contract.tasktype import InputT, TaskType, named
 
 T = TypeVar("T")
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -124,11 +125,15 @@ def submission(type_name: str, value: Any, **settings: Any) -> TaskSubmission:
 
 
 def submissions(
-    type_name: str, inputs: Iterable[BaseModel], keys: Iterable[str] | None, **settings: Any
+    task_type: TaskType[InputT, Any],
+    inputs: Iterable[InputT],
+    keys: Iterable[str] | None,
+    **settings: Any,
 ) -> Iterator[TaskSubmission]:
     """One submission for each input, made when it is asked for.
 
-    Raises ValueError when there are fewer keys than inputs, and what ``submission`` raises.
+    Raises ValueError when there are fewer keys than inputs, and what ``named`` and ``submission``
+    raise.
     """
     each_key: Iterator[str | None] = repeat(None) if keys is None else iter(keys)
     for one in inputs:
@@ -136,7 +141,7 @@ def submissions(
             key = next(each_key)
         except StopIteration:
             raise ValueError("there are fewer idempotency keys than inputs") from None
-        yield submission(type_name, plain(one), idempotency_key=key, **settings)
+        yield submission(*named(task_type, one), idempotency_key=key, **settings)
 
 
 def submit(task: TaskSubmission) -> Plan[Submitted]:
@@ -165,11 +170,6 @@ def submit_many(tasks: Iterable[TaskSubmission]) -> Plan[list[Submitted | Refuse
             for entry in reply.read(BatchReply).results
         )
     return outcomes
-
-
-def plain(value: BaseModel) -> Any:
-    """What the executor will read back as the same model."""
-    return value.model_dump(mode="json", by_alias=True, round_trip=True)
 
 
 def _encode(task: TaskSubmission) -> bytes:

@@ -22,7 +22,7 @@ from tenure.contract.codec import check_value, encode_json
 from tenure.contract.codes import Code
 from tenure.contract.reports import Resources
 from tenure.contract.tasks import DEFAULT_PAYLOAD_LIMIT_BYTES
-from tenure.contract.tasktype import InputT, TaskType
+from tenure.contract.tasktype import InputT, TaskType, named
 
 
 class EnqueueOptions(TypedDict, total=False):
@@ -198,14 +198,12 @@ def _values(
 ) -> tuple[Any, ...]:
     """The arguments of the function in the order of the statement.
 
-    Raises InvalidPayload for what cannot be stored, EnqueueRefused for an instant without zone, of
+    Raises TypeError for another input than the declared one, InvalidPayload for what cannot be
+    stored, EnqueueRefused for an instant without zone, of
     which each driver would make something else.
     """
-    text = encode_json(
-        input.model_dump(mode="json", by_alias=True, round_trip=True),
-        limit_bytes=DEFAULT_PAYLOAD_LIMIT_BYTES,
-        what="the input",
-    )
+    name, value = named(task_type, input)
+    text = encode_json(value, limit_bytes=DEFAULT_PAYLOAD_LIMIT_BYTES, what="the input")
     key = options.get("idempotency_key")
     check_value(key, "idempotency_key")
     for name in ("not_before", "deadline"):
@@ -214,7 +212,7 @@ def _values(
             raise EnqueueRefused(f"{name}: has no time zone.", code=Code.INVALID_FIELD)
     resources = options.get("resources")
     return (
-        task_type.name,
+        name,
         text,
         key,
         options.get("priority", 0),

@@ -2,7 +2,7 @@
 executor that runs it. Neither needs the other's code."""
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 
@@ -29,3 +29,19 @@ class TaskType(Generic[InputT, OutputT]):
                 f"{self.name!r} is no task type: use lower case letters, digits, '_', '.', '-',"
                 " beginning with a letter, at most 128 characters"
             )
+
+
+def named(task_type: TaskType[InputT, Any], value: InputT) -> tuple[str, Any]:
+    """The name of the type, and the JSON that the executor will read back as the same input.
+
+    Raises TypeError for what a type checker would have refused: the executor would only find out
+    once it has the task.
+    """
+    if not isinstance(task_type, TaskType):
+        raise TypeError(f"{task_type!r} is no TaskType; submit_json takes the name of one")
+    if not isinstance(value, task_type.input):
+        raise TypeError(
+            f"the input of {task_type.name!r} has to be an instance of"
+            f" {task_type.input.__name__}, not of {type(value).__name__}"
+        )
+    return task_type.name, value.model_dump(mode="json", by_alias=True, round_trip=True)

@@ -77,6 +77,11 @@ class Executor:
         Raises DeclarationError when the handler does not fit.
         """
 
+        if not isinstance(task_type, TaskType):
+            raise DeclarationError(
+                f"{_name_of(task_type)} is no task type.", next_step="Write @app.task(TYPE, …)."
+            )
+
         def add(handler: Callable[..., Any]) -> None:
             if task_type.name in self._handlers:
                 raise DeclarationError(f"task type {task_type.name!r} has two handlers.")
@@ -118,6 +123,10 @@ class Executor:
     def open_resources(self) -> AbstractAsyncContextManager[Any]:
         """The lifespan, entered by the runtime; yields None where none was declared."""
         return _no_resources() if self._lifespan is None else self._lifespan()
+
+
+def _name_of(value: object) -> str:
+    return getattr(value, "__name__", None) or repr(value)
 
 
 @asynccontextmanager

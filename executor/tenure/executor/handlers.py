@@ -5,6 +5,7 @@ import contextvars
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from types import TracebackType
 from typing import Any
 
 from tenure.executor.context import Context
@@ -25,6 +26,13 @@ async def call(declaration: HandlerDeclaration, input: object, context: Context[
         raise RuntimeError(f"the handler called sys.exit({error.code!r})") from error
     except KeyboardInterrupt as error:  # not ours: signals do not arrive as exceptions here
         raise RuntimeError("the handler raised KeyboardInterrupt") from error
+
+
+def within_handler(found: TracebackType | None) -> TracebackType | None:
+    """The part of an error's traceback that is the handler's own: what is above it is this file."""
+    while found is not None and found.tb_frame.f_code.co_filename == __file__:
+        found = found.tb_next
+    return found
 
 
 async def _in_thread(function: Callable[[], object]) -> object:

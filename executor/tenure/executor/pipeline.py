@@ -45,7 +45,7 @@ from tenure.executor.errors import (
 )
 from tenure.executor.execution import Execution, Stop
 from tenure.executor.guards import Guard
-from tenure.executor.handlers import call
+from tenure.executor.handlers import call, within_handler
 from tenure.executor.lease import Lease
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.executor.patience import jitter_seconds
@@ -306,7 +306,9 @@ class Pipeline:
         log.warning(
             "handler failed",
             error=type(error).__name__,
-            exc_info=None if isinstance(error, ExecutorError) else error,
+            exc_info=None
+            if isinstance(error, ExecutorError)
+            else (type(error), error, within_handler(error.__traceback__)),
         )
         return self._failed(
             execution, Reason.HANDLER_FAILED, f"{type(error).__name__}: {_text(error)}"

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
@@ -22,6 +22,7 @@ from tenure.client import (
     TaskHeld,
     TaskType,
     UnreadableReply,
+    enqueue,
 )
 from tenure.client.http import AsyncHttp
 from tenure.contract.errors import InvalidPayload
@@ -125,6 +126,21 @@ async def test_what_the_server_would_refuse_is_refused_here_by_the_same_code() -
         with pytest.raises(InvalidPayload) as refused:
             await client.submit(INVOICE, Order(customer="a\x00b"))
         assert refused.value.code == "invalid_character"
+
+
+async def test_an_input_that_a_type_checker_would_have_refused_is_not_sent() -> None:
+    untyped: Any = INVOICE
+    async with client_of(lambda request: httpx2.Response(500)) as client:
+        with pytest.raises(
+            TypeError, match="'invoice' has to be an instance of Order, not of dict"
+        ):
+            await client.submit(untyped, {"customerName": "A"})
+        with pytest.raises(TypeError, match="'invoice' is no TaskType; submit_json"):
+            await client.submit("invoice", Order(customer="A"))  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="not of Bill"):
+            await client.submit_many(untyped, [Order(customer="A"), Bill(total=1)])
+        with pytest.raises(TypeError, match="not of dict"):
+            await enqueue(cast(Any, None), untyped, {"customerName": "A"})
 
 
 async def test_many_tasks_travel_in_chunks_and_keep_their_order() -> None:

@@ -55,6 +55,12 @@ def test_a_plain_function_is_a_handler_too() -> None:
     assert app.handlers["sha256"].effects is Effects.IDEMPOTENT
 
 
+def test_a_decorator_without_its_task_type_is_refused() -> None:
+    app: Any = Executor("hasher", version="1.0")
+    with pytest.raises(DeclarationError, match="_good is no task type"):
+        app.task(_good)
+
+
 async def test_the_lifespan_yields_the_resources() -> None:
     app = Executor("hasher", version="1.0")
     async with app.open_resources() as nothing:
