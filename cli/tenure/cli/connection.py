@@ -73,12 +73,7 @@ def find_connection(
             code="not_configured",
         )
     content = read_connection_file(file)
-    if _was_killed(file.with_name(LOCK_FILE)):
-        raise SetupError(
-            f"the local stack of {file.parent} does not run: it was killed.",
-            next_step="Start it again with `tenure up`; it finds its data.",
-            code="not_configured",
-        )
+    refuse_killed(file)
     try:
         return Connection(url=str(content["url"]), token=str(content["tokens"][role]))
     except (KeyError, TypeError) as error:
@@ -87,6 +82,16 @@ def find_connection(
             next_step="Start the stack again with `tenure up`.",
             code="not_configured",
         ) from error
+
+
+def refuse_killed(file: Path) -> None:
+    """Raises SetupError when the stack that wrote this file has ended without removing it."""
+    if _was_killed(file.with_name(LOCK_FILE)):
+        raise SetupError(
+            f"the local stack of {file.parent} does not run: it was killed.",
+            next_step="Start it again with `tenure up`; it finds its data.",
+            code="not_configured",
+        )
 
 
 def _was_killed(lock: Path) -> bool:

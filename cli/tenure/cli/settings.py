@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
-from tenure.cli.connection import CONNECTION_FILE, read_connection_file, state_directory
+from tenure.cli.connection import (
+    CONNECTION_FILE,
+    read_connection_file,
+    refuse_killed,
+    state_directory,
+)
 from tenure.cli.exits import SetupError, needs
 from tenure.contract.errors import TenureError
 
@@ -102,6 +107,7 @@ def _local_executor(environment: Mapping[str, str] = os.environ) -> dict[str, st
             code="not_configured",
         )
     content = read_connection_file(file)
+    refuse_killed(file)
     try:
         return {
             "url": str(content["url"]),

@@ -347,6 +347,8 @@ def test_a_local_stack_that_was_killed_is_told_from_one_that_answers_late(tmp_pa
     lock.write_text(ended.stdout)
     with pytest.raises(SetupError, match="Start it again with `tenure up`"):
         find_connection()
+    with pytest.raises(SetupError, match="Start it again with `tenure up`"):
+        completed("executor", {})
 
 
 def test_the_environment_comes_before_the_local_stack(tmp_path: Path) -> None:

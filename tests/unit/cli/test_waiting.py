@@ -15,8 +15,11 @@ def task(phase: Phase = Phase.WAITING, not_before: datetime | None = None) -> Ta
     return TaskSummary.model_construct(**known)
 
 
-def node(state: str = "active", used: int = 0, task_type: str = "count-words") -> NodeView:
+def node(
+    state: str = "active", used: int = 0, task_type: str = "count-words", silence: float = 1.0
+) -> NodeView:
     known: dict[str, Any] = {"state": state, "slots": 8, "slots_used": used}
+    known["seconds_since_seen"] = silence
     return NodeView.model_construct(**known, task_types=(task_type,))
 
 
@@ -41,3 +44,9 @@ def test_when_all_that_could_take_it_are_full_it_waits_for_a_slot() -> None:
     nodes = [node(used=8), node(task_type="other")]
     assert "a free slot" in waits_for(task(), nodes, NOW)
     assert waits_for(task(), [*nodes, node(used=7)], NOW) == ""
+
+
+def test_a_node_that_is_silent_is_no_executor_to_wait_for() -> None:
+    nodes = [node(silence=70.0), node(silence=65.0)]
+    assert "was heard for 65 s" in waits_for(task(), nodes, NOW)
+    assert waits_for(task(), [*nodes, node()], NOW) == ""
