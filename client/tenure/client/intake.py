@@ -202,7 +202,7 @@ def _values(
     stored, EnqueueRefused for an instant without zone, of
     which each driver would make something else.
     """
-    name, value = named(task_type, input)
+    type_name, value = named(task_type, input)
     text = encode_json(value, limit_bytes=DEFAULT_PAYLOAD_LIMIT_BYTES, what="the input")
     key = options.get("idempotency_key")
     check_value(key, "idempotency_key")
@@ -212,7 +212,7 @@ def _values(
             raise EnqueueRefused(f"{name}: has no time zone.", code=Code.INVALID_FIELD)
     resources = options.get("resources")
     return (
-        name,
+        type_name,
         text,
         key,
         options.get("priority", 0),
