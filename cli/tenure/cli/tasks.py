@@ -13,7 +13,7 @@ from tenure.cli.connection import open_client
 from tenure.cli.exits import UsageError
 from tenure.cli.instants import read_instant
 from tenure.cli.output import Output, ago, print_fields, print_json, print_table
-from tenure.cli.waiting import waits_for
+from tenure.cli.why import TaskIdWord, sentence
 from tenure.contract.codec import parse_json
 from tenure.contract.errors import InvalidPayload
 from tenure.contract.ids import FencingToken, generation_of
@@ -29,10 +29,6 @@ app = App(name="task", help="See, cancel, hold, release and retry tasks.")
 PATIENCE_SECONDS: Final = 5.0
 """Who waits for longer is told what the task is doing."""
 UNDER_WAY: Final = frozenset({Phase.WAITING, Phase.ASSIGNED, Phase.TAKEN, Phase.RUNNING})
-
-TaskIdWord = Annotated[
-    str, Parameter(name="ID", help="Of the task, as `tenure submit` and `tenure task list` say it.")
-]
 
 
 def submit(
@@ -129,11 +125,10 @@ async def _say_what_it_does(client: "AsyncClient", task_id: str) -> None:
 
     with suppress(ClientError):
         view = await client.task(task_id).view()
-        reason = waits_for(view, (await client.nodes()).nodes)
+        reason = await _why_waiting(client, view)
         if view.phase in UNDER_WAY:
             place = f" on {view.node_id}" if view.node_id else ""
-            what = f"waits for {reason}" if reason else f"is {view.phase.value}{place}"
-            print(f"it {what}", file=sys.stderr)
+            print(f"it is {view.phase.value}{place or (reason and f': {reason}')}", file=sys.stderr)
 
 
 @app.command
@@ -147,12 +142,24 @@ def show(task_id: TaskIdWord, /, *, output: Output = "table") -> None:
 
 
 async def _view(task_id: str) -> tuple[TaskView, str]:
-    """The task, and what it waits for."""
+    """The task, and why it waits."""
     async with open_client() as client:
         view = await client.task(task_id).view()
-        if view.phase is not Phase.WAITING:
-            return view, ""
-        return view, waits_for(view, (await client.nodes()).nodes)
+        return view, await _why_waiting(client, view)
+
+
+async def _why_waiting(client: "AsyncClient", view: TaskView) -> str:
+    """What the scheduler says about it; empty for a task that does not wait, or when it cannot be
+    asked: that is no reason to show nothing else."""
+    from tenure.client.errors import ClientError
+
+    if view.phase is not Phase.WAITING:
+        return ""
+    try:
+        found = await client.task(view.task_id).why()
+    except ClientError:
+        return ""
+    return f"{sentence(found)}; see `tenure why {view.task_id}`"
 
 
 @app.command(name="list")
@@ -346,13 +353,13 @@ def _read_input(argument: str) -> bytes:
     return argument.encode(errors="surrogateescape")
 
 
-def _print_view(view: TaskView, waiting_for: str) -> None:
+def _print_view(view: TaskView, because: str) -> None:
     print_fields(
         [
             ("task", view.task_id),
             ("type", view.type),
             ("phase", view.phase.value),
-            ("waits for", waiting_for),
+            ("because", because),
             ("reason", view.reason),
             ("message", view.message),
             ("tenant", view.tenant),

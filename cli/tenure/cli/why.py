@@ -1,14 +1,22 @@
 """``tenure why``."""
 
 import asyncio
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from tenure.cli.connection import open_client
 from tenure.cli.output import Output, ago, print_fields, print_json, print_table
 from tenure.contract.scheduling import Explanation, FilterView, Why
 
+TaskIdWord = Annotated[
+    str, Parameter(name="ID", help="Of the task, as `tenure submit` and `tenure task list` say it.")
+]
 
-def why(task_id: str, /, *, output: Output = "table") -> None:
+
+def why(task_id: TaskIdWord, /, *, output: Output = "table") -> None:
     """Say why a task is not running: what each filter says of each node, and its turn."""
 
     async def read() -> Any:
@@ -42,22 +50,32 @@ def sentence(found: Why) -> str:
     """The standing of a task, for people."""
     explained = found.explanation
     there = explained.nodes - sum(explained.unavailable.values())
+    everyone = "the one node" if there == 1 else f"each of {there} nodes"
+    excluded: Counter[str] = Counter()
+    for one in explained.filters:
+        excluded.update(one.codes)
     return {
         "ended": "it has ended",
         "held": "it is held: somebody has to decide",
         "with_a_node": "a node has it",
         "not_before": "its time has not come",
         "deadline_passed": "its deadline has passed: it ends now",
-        "no_node": "no node takes work now",
-        "excluded": f"each of {there} nodes is excluded",
+        "no_node": "no node takes work now" + _counted(explained.unavailable),
+        "excluded": f"{everyone} is excluded{_counted(excluded)}",
         "queued": f"{explained.eligible} of {there} nodes can take it: it waits for its turn",
     }.get(explained.standing, explained.standing)
 
 
+def _counted(codes: Mapping[str, int]) -> str:
+    """What keeps nodes away, the most frequent first."""
+    ordered = sorted(codes.items(), key=lambda one: (-one[1], one[0]))
+    return f": {', '.join(f'{number} {code}' for code, number in ordered)}" if ordered else ""
+
+
 def print_explanation(explained: Explanation) -> None:
     """What each filter says of the nodes."""
-    away = ", ".join(f"{number} {code}" for code, number in explained.unavailable.items())
-    print(f"{explained.nodes} nodes" + (f", of which are away: {away}" if away else ""))
+    away = _counted(explained.unavailable)
+    print(f"{explained.nodes} nodes" + (f", of which are away{away}" if away else ""))
     print_table(
         ["filter", "excludes", "why", "nearest", "wants", "finds"],
         [_row(one) for one in explained.filters],
