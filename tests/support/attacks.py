@@ -19,6 +19,7 @@ from tenure.coordinator.core.commands import (
     ChangeNode,
     Deliver,
     HoldRejected,
+    Quarantine,
     Reject,
     Take,
 )
@@ -94,6 +95,13 @@ async def on_a_promoted_server(ground: Ground) -> ItemOutcome:
     item = await ground.accept(ground.bench.submission())
     await ground.owner("update tenure.authority set timeline = '000000FF'")
     return await ground.last(steps.with_reads(item, epoch=None))
+
+
+async def after_history_was_lost(ground: Ground) -> ItemOutcome:
+    await ground.bench.register()
+    item = await ground.accept(ground.bench.submission())
+    await ground.owner("update tenure.authority set lost_at = clock_timestamp(), lost_proof = '{}'")
+    return await ground.last(item)
 
 
 async def the_same_command_later(ground: Ground) -> ItemOutcome:
@@ -339,6 +347,22 @@ async def an_allocation_to_a_silent_node(ground: Ground) -> ItemOutcome:
     task_id = await ground.bench.submit()
     item = await ground.accept(steps.allocation(task_id, incarnation))
     await ground.owner("update tenure.incarnations set last_seen_at = '2026-01-01'")
+    return await ground.last(item)
+
+
+async def a_node_quarantined_meanwhile(ground: Ground) -> ItemOutcome:
+    """One that no process runs: there is no incarnation whose version would tell."""
+    incarnation = await ground.bench.register()
+    node = NodeId("node-1")
+    await ground.bench.authority.change_node(
+        ChangeNode(
+            CommandId(str(uuid4())), b"", TENANT, "executor", node, incarnation, NodeState.GONE
+        )
+    )
+    item = await ground.accept(ground.bench.registration())
+    await ground.bench.authority.quarantine(
+        Quarantine(CommandId(str(uuid4())), b"", TENANT, "operator", node, "why")
+    )
     return await ground.last(item)
 
 

@@ -22,12 +22,15 @@ from tenure.coordinator.core.commands import (
     Fail,
     Hold,
     HoldRejected,
+    Quarantine,
     ReceiveCancel,
     RefuseIntake,
     Register,
     Reject,
     Release,
     Renew,
+    Revoke,
+    RevokeFromNode,
     Start,
     Submit,
     Take,
@@ -175,6 +178,24 @@ async def a_drain(bench: Bench) -> Send:
     return lambda: bench.authority.change_node(command)
 
 
+async def a_revocation(bench: Bench) -> Send:
+    held = await bench.running()
+    command = Revoke(**_said(held.task_id), attempt_id=held.attempt_id, message="why")
+    return lambda: first(bench.authority.revoke([command]))
+
+
+async def a_revocation_from_a_node(bench: Bench) -> Send:
+    held = await bench.running()
+    command = RevokeFromNode(**_said(held.task_id), attempt_id=held.attempt_id, message="why")
+    return lambda: first(bench.authority.revoke([command]))
+
+
+async def a_quarantine(bench: Bench) -> Send:
+    await bench.register("another")
+    command = Quarantine(CommandId(str(uuid4())), b"", TENANT, "operator", NodeId("another"), "why")
+    return lambda: bench.authority.quarantine(command)
+
+
 async def an_allocation(bench: Bench) -> Send:
     incarnation = await bench.register("another")
     command = steps.allocation(await bench.submit(), incarnation)
@@ -245,11 +266,14 @@ STORED: dict[Prepare, type[Command]] = {
     a_confirmed_cancellation: ConfirmCancel,
     a_registration: Register,
     a_drain: ChangeNode,
+    a_revocation: Revoke,
+    a_quarantine: Quarantine,
 }
 """Their outcomes are kept: a repetition is given the first one."""
 BY_GUARDS_ALONE: dict[Prepare, type[Command]] = {
     an_allocation: Allocate,
     an_expiry: Expire,
+    a_revocation_from_a_node: RevokeFromNode,
     a_hold_of_what_all_reject: HoldRejected,
 }
 """A repetition finds nothing left to do."""

@@ -151,6 +151,9 @@ _EVENTS = {
     ),
     "node active": replace(_OF_NODE, sequence=1, previous_state=None, next_state=NodeState.ACTIVE),
     "node draining": replace(_OF_NODE, next_state=NodeState.DRAINING),
+    "node quarantined": replace(
+        _OF_NODE, next_state=NodeState.QUARANTINED, reason="its key has leaked"
+    ),
     "node gone": replace(_OF_NODE, sequence=3, previous_state=NodeState.DRAINING),
 }
 

@@ -6,7 +6,14 @@ from uuid import uuid4
 from tenure.contract.codes import Reason
 from tenure.contract.ids import CommandId, IncarnationId, NodeId
 from tenure.contract.states import Effects, NodeState
-from tenure.coordinator.core.commands import ChangeNode, ConfirmCancel, Fail, ReceiveCancel, Reject
+from tenure.coordinator.core.commands import (
+    ChangeNode,
+    ConfirmCancel,
+    Fail,
+    Quarantine,
+    ReceiveCancel,
+    Reject,
+)
 from tests.support.authority import TENANT, Bench
 
 
@@ -44,8 +51,12 @@ async def everything_that_can_happen(bench: Bench) -> None:
     )
     await bench.expire(late)
     node = await bench.register("node-4", types=["other"])
-    for state in (NodeState.DRAINING, NodeState.GONE):
-        await _change(bench, "node-4", node, state)
+    await _change(bench, "node-4", node, NodeState.DRAINING)
+    quarantine = Quarantine(
+        CommandId(str(uuid4())), b"", TENANT, "operator", NodeId("node-4"), "its key has leaked"
+    )
+    assert (await bench.authority.quarantine(quarantine)).reply is not None
+    await _change(bench, "node-4", node, NodeState.GONE)
 
 
 async def _change(bench: Bench, node_id: str, node: IncarnationId, state: NodeState) -> None:

@@ -21,6 +21,7 @@ from tenure.coordinator.core.commands import (
     ChangeNode,
     Expire,
     HoldRejected,
+    Quarantine,
     RefuseIntake,
     Register,
     Submit,
@@ -72,7 +73,7 @@ async def load(asked: Asked, command: AnyCommand) -> tuple[Snapshot, int]:
             loaded = await load_submissions(pool, [command])
         case Allocate() | HoldRejected():
             loaded = await load_allocations(pool, [command])
-        case Register() | ChangeNode():
+        case Register() | ChangeNode() | Quarantine():
             loaded = await load_nodes(pool, [command])
         case _:
             loaded = await load_attempts(pool, [command])

@@ -8,6 +8,7 @@ from cyclopts import App, Parameter
 from tenure.cli.connection import open_client
 from tenure.cli.exits import UsageError
 from tenure.cli.output import Output, ago, print_fields, print_json, print_table
+from tenure.contract.operations import QuarantineRequest
 from tenure.contract.quantities import cpu_text, memory_text
 from tenure.contract.scheduling import NodeDetail, NodeFactsChange
 
@@ -137,3 +138,50 @@ def list_nodes(*, output: Output = "table") -> None:
             for node in nodes.nodes
         ],
     )
+
+
+@app.command
+def quarantine(
+    node_id: str,
+    /,
+    *,
+    reason: Annotated[str, Parameter(help="Why, for those who look after the node.")],
+    output: Output = "table",
+) -> None:
+    """Take a node out of service: it gets nothing new, and what it has is revoked.
+
+    It stays so over restarts, until `tenure node release`.
+    """
+
+    async def ask() -> Any:
+        async with open_client() as client:
+            return await client.quarantine(node_id, QuarantineRequest(reason=reason))
+
+    reply = asyncio.run(ask())
+    if output == "json":
+        print_json(reply)
+        return
+    print(f"node {reply.node_id} is quarantined: its {len(reply.attempts)} attempts are revoked")
+    if reply.attempts:
+        print(
+            "receivers accept their tokens until the instant named, or a successor's first touch:"
+        )
+        print_table(
+            ["task", "attempt", "fencing token", "until"],
+            [
+                (one.task_id, one.attempt_id, one.fencing_token, one.expires_at)
+                for one in reply.attempts
+            ],
+        )
+
+
+@app.command
+def release(node_id: str, /) -> None:
+    """Let a quarantined node back: it may be given work again."""
+
+    async def ask() -> None:
+        async with open_client() as client:
+            await client.release_node(node_id)
+
+    asyncio.run(ask())
+    print(f"node {node_id} may be given work again")

@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from cyclopts import App, Parameter
 
 from tenure.cli.connection import open_client
-from tenure.cli.exits import UsageError
+from tenure.cli.exits import CommandError, UsageError
 from tenure.cli.instants import read_instant
 from tenure.cli.output import Output, ago, print_fields, print_json, print_table
 from tenure.cli.why import TaskIdWord, sentence
 from tenure.contract.codec import parse_json
 from tenure.contract.errors import InvalidPayload
 from tenure.contract.ids import FencingToken, generation_of
+from tenure.contract.operations import RevocationRequest
 from tenure.contract.reports import Resources
-from tenure.contract.states import Phase, TaskState
+from tenure.contract.states import TERMINAL_ATTEMPT_STATES, Phase, TaskState
 from tenure.contract.tasks import ReceiptView, TaskView
 
 if TYPE_CHECKING:
     from tenure.client import AsyncClient
 
-app = App(name="task", help="See, cancel, hold, release and retry tasks.")
+app = App(name="task", help="See, cancel, hold, release, revoke and retry tasks.")
 
 PATIENCE_SECONDS: Final = 5.0
 """Who waits for longer is told what the task is doing."""
@@ -242,6 +243,54 @@ def hold(
             return await client.task(task_id).hold(reason)
 
     _print_word(asyncio.run(ask()), "held", output)
+
+
+@app.command
+def revoke(
+    task_id: TaskIdWord,
+    /,
+    *,
+    reason: Annotated[str, Parameter(help="Why, for those who read the task's story.")],
+    attempt: Annotated[
+        str | None, Parameter(help="Only this attempt; absent: the one that is current.")
+    ] = None,
+    output: Output = "table",
+) -> None:
+    """Take the authority of a task's attempt away before its time. The task gets another attempt.
+
+    The node hears of it with its next renewal, and ends the work.
+    """
+
+    async def ask() -> Any:
+        async with open_client() as client:
+            attempt_id = attempt or _open_attempt(await client.task(task_id).view())
+            return await client.revoke(
+                task_id, RevocationRequest(attempt_id=attempt_id, reason=reason)
+            )
+
+    reply = asyncio.run(ask())
+    if output == "json":
+        print_json(reply)
+    elif reply.outcome == "already_ended":
+        print(f"attempt {reply.attempt_id} had ended already: {reply.attempt_state.value}")
+    else:
+        print(
+            f"attempt {reply.attempt_id} is {reply.attempt_state.value}, task"
+            f" {reply.task_id} {reply.task_state.value}; receivers accept its token until"
+            f" {reply.writable_until}, or its successor's first touch"
+        )
+
+
+def _open_attempt(view: TaskView) -> str:
+    """The attempt that has the authority now. Raises CommandError."""
+    for one in reversed(view.attempt_list):
+        if one.state not in TERMINAL_ATTEMPT_STATES:
+            return one.attempt_id
+    raise CommandError(
+        f"No attempt of task {view.task_id} has authority now.",
+        next_step="`tenure task show` tells what became of its attempts.",
+        code="no_open_attempt",
+    )
 
 
 @app.command

@@ -21,8 +21,12 @@ from tenure.contract.operations import (
     PolicyChange,
     PolicyHistory,
     PolicyView,
+    Quarantined,
+    QuarantineRequest,
     Recovered,
     Recovery,
+    RevocationRequest,
+    Revoked,
 )
 from tenure.contract.reports import Resources
 from tenure.contract.scheduling import (
@@ -254,6 +258,20 @@ class AsyncClient:
         """State facts about a node; what is not set in ``change`` stays."""
         path = calls.node_path(node_id, "/facts")
         return await self._http.run(calls.change(path, change, NodeDetail))
+
+    async def revoke(self, task_id: str, revocation: RevocationRequest) -> Revoked:
+        """Take the authority of an attempt away before its time: for operators."""
+        path = calls.task_path(task_id, "/revoke")
+        return await self._http.run(calls.send(path, revocation, Revoked))
+
+    async def quarantine(self, node_id: str, quarantine: QuarantineRequest) -> Quarantined:
+        """Take a node out of service and revoke what it has: for operators."""
+        path = calls.node_path(node_id, "/quarantine")
+        return await self._http.run(calls.send(path, quarantine, Quarantined))
+
+    async def release_node(self, node_id: str) -> None:
+        """Let a quarantined node back: for operators."""
+        await self._http.run(calls.release_node(node_id))
 
     async def authority(self) -> AuthorityView:
         """The authority, its epochs, and whether it grants: for operators."""

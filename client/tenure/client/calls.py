@@ -218,7 +218,7 @@ def outcome(task_id: str, timeout: float | None) -> Plan[TaskResult]:
         wait = MAX_WAIT_SECONDS if left is None else min(MAX_WAIT_SECONDS, left)
         reply = yield Call(
             "GET",
-            _task_path(task_id, "/result"),
+            task_path(task_id, "/result"),
             query={"wait": f"{wait:.3f}"},
             pause_seconds=pause,
             wait_seconds=wait,
@@ -239,47 +239,47 @@ def outcome(task_id: str, timeout: float | None) -> Plan[TaskResult]:
 
 def status(task_id: str) -> Plan[TaskResult]:
     """The state as it is, without waiting."""
-    reply = yield Call("GET", _task_path(task_id, "/result"), query={"wait": "0"})
+    reply = yield Call("GET", task_path(task_id, "/result"), query={"wait": "0"})
     return reply.read(TaskResult)
 
 
 def view(task_id: str) -> Plan[TaskView]:
     """The whole story of a task."""
-    return (yield Call("GET", _task_path(task_id))).read(TaskView)
+    return (yield Call("GET", task_path(task_id))).read(TaskView)
 
 
 def why(task_id: str) -> Plan[Why]:
     """Why a task is where it is."""
-    return (yield Call("GET", _task_path(task_id, "/why"))).read(Why)
+    return (yield Call("GET", task_path(task_id, "/why"))).read(Why)
 
 
 def cancel(task_id: str) -> Plan[CancelReply]:
     """Ask for the cancellation of a task."""
-    return (yield Call("POST", _task_path(task_id, "/cancel"))).read(CancelReply)
+    return (yield Call("POST", task_path(task_id, "/cancel"))).read(CancelReply)
 
 
 def hold(task_id: str, reason: str) -> Plan[InterventionReply]:
     """Begin nothing of a task until it is released."""
     body = to_json({"reason": reason})
-    return (yield Call("POST", _task_path(task_id, "/hold"), body=body)).read(InterventionReply)
+    return (yield Call("POST", task_path(task_id, "/hold"), body=body)).read(InterventionReply)
 
 
 def release(task_id: str) -> Plan[InterventionReply]:
     """Let a held task wait for a node again."""
-    return (yield Call("POST", _task_path(task_id, "/release"))).read(InterventionReply)
+    return (yield Call("POST", task_path(task_id, "/release"))).read(InterventionReply)
 
 
 def retry(task_id: str) -> Plan[RetryReply]:
     """Try a task again now, an ended one as a new task."""
-    return (yield Call("POST", _task_path(task_id, "/retry"))).read(RetryReply)
+    return (yield Call("POST", task_path(task_id, "/retry"))).read(RetryReply)
 
 
 def receipts(task_id: str) -> Plan[ReceiptList]:
     """Every delivery submission of a task."""
-    return (yield Call("GET", _task_path(task_id, "/receipts"))).read(ReceiptList)
+    return (yield Call("GET", task_path(task_id, "/receipts"))).read(ReceiptList)
 
 
-def _task_path(task_id: str, rest: str = "") -> str:
+def task_path(task_id: str, rest: str = "") -> str:
     """The id is one segment of the path, whatever the caller passed."""
     return f"/v1/tasks/{quote(task_id, safe='')}{rest}"
 
@@ -297,6 +297,11 @@ def send(path: str, body: BaseModel, model: type[ModelT]) -> Plan[ModelT]:
     """One request with what its body sets; absent fields are not sent."""
     content = to_json(body.model_dump(mode="json", exclude_unset=True))
     return (yield Call("POST", path, body=content)).read(model)
+
+
+def release_node(node_id: str) -> Plan[None]:
+    """Let a quarantined node back."""
+    yield Call("POST", node_path(node_id, "/release"))
 
 
 def tasks(

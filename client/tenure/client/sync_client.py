@@ -21,8 +21,12 @@ from tenure.contract.operations import (
     PolicyChange,
     PolicyHistory,
     PolicyView,
+    Quarantined,
+    QuarantineRequest,
     Recovered,
     Recovery,
+    RevocationRequest,
+    Revoked,
 )
 from tenure.contract.reports import Resources
 from tenure.contract.scheduling import (
@@ -251,6 +255,20 @@ class Client:
         """State facts about a node; what is not set in ``change`` stays."""
         path = calls.node_path(node_id, "/facts")
         return self._http.run(calls.change(path, change, NodeDetail))
+
+    def revoke(self, task_id: str, revocation: RevocationRequest) -> Revoked:
+        """Take the authority of an attempt away before its time: for operators."""
+        path = calls.task_path(task_id, "/revoke")
+        return self._http.run(calls.send(path, revocation, Revoked))
+
+    def quarantine(self, node_id: str, quarantine: QuarantineRequest) -> Quarantined:
+        """Take a node out of service and revoke what it has: for operators."""
+        path = calls.node_path(node_id, "/quarantine")
+        return self._http.run(calls.send(path, quarantine, Quarantined))
+
+    def release_node(self, node_id: str) -> None:
+        """Let a quarantined node back: for operators."""
+        self._http.run(calls.release_node(node_id))
 
     def authority(self) -> AuthorityView:
         """The authority, its epochs, and whether it grants: for operators."""

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from tenure.contract.ids import EPOCH_LIMIT
 from tenure.contract.reports import Frozen, Token, Uuid
-from tenure.contract.states import EntityType
+from tenure.contract.states import AttemptState, EntityType, TaskState
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 OnPromotion = Literal["continue", "hold"]
@@ -58,6 +58,51 @@ class PolicyChange(Frozen):
     retry_cap_seconds: Seconds | None = None
     on_promotion: OnPromotion | None = None
     reason: Why = Field(description="why, for those who read the history")
+
+
+class RevocationRequest(Frozen):
+    """``POST /v1/tasks/{task_id}/revoke``: the authority of this attempt ends now."""
+
+    attempt_id: Uuid
+    reason: Why
+
+
+class Revoked(Frozen):
+    """What became of an attempt whose authority was taken away."""
+
+    task_id: str
+    attempt_id: str
+    outcome: Literal["revoked", "already_ended"]
+    attempt_state: AttemptState
+    task_state: TaskState
+    writable_until: datetime | None = Field(
+        description="until then, or its successor's first touch, receivers accept its token"
+    )
+
+
+class QuarantineRequest(Frozen):
+    """``POST /v1/nodes/{node_id}/quarantine``: nothing new, and what it has is revoked."""
+
+    reason: Why
+
+
+class HeldAttempt(Frozen):
+    """An attempt that had not ended."""
+
+    task_id: str
+    attempt_id: str
+    state: AttemptState
+    fencing_token: int
+    expires_at: datetime = Field(
+        description="until then, or its successor's first touch, receivers accept its token"
+    )
+
+
+class Quarantined(Frozen):
+    """A node out of service. Its attempts are revoked one by one, within seconds."""
+
+    node_id: str
+    attempts: tuple[HeldAttempt, ...]
 
 
 class EpochView(Frozen):

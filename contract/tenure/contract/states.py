@@ -49,6 +49,7 @@ class NodeState(StrEnum):
 
     ACTIVE = "active"  # may be given work
     DRAINING = "draining"  # finishes what it has, gets nothing new
+    QUARANTINED = "quarantined"  # taken out of service by an operator; its leases are revoked
     GONE = "gone"  # terminal: ended, or replaced by a newer incarnation
 
 

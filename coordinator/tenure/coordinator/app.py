@@ -223,7 +223,7 @@ class Coordinator:
                 payload_limit_bytes=settings.payload_limit_bytes,
             ),
             operators=Operators(reads),
-            leases=Leases(reads, self._authority.policies),
+            leases=Leases(reads, self._authority),
             scheduling=Scheduling(SchedulingReads(self._reader(people)), self._authority.policies),
             interventions=Interventions(
                 admission=self._authority,

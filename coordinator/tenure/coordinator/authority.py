@@ -19,10 +19,13 @@ from tenure.coordinator.core.commands import (
     Expire,
     Hold,
     HoldRejected,
+    Quarantine,
     RefuseIntake,
     Register,
     Release,
     Renew,
+    Revoke,
+    RevokeFromNode,
     Submit,
     TakeIn,
     TryAgain,
@@ -135,6 +138,14 @@ class Authority:
     async def intervene(self, commands: Sequence[Hold | Release | TryAgain]) -> list[Outcome]:
         """What operators say about tasks."""
         return await self._reports.submit(commands)
+
+    async def revoke(self, commands: Sequence[Revoke | RevokeFromNode]) -> list[Outcome]:
+        """Take the authority of attempts away before its time."""
+        return await self._reports.submit(commands)
+
+    async def quarantine(self, command: Quarantine) -> Outcome:
+        """Take a node out of service, or let it back."""
+        return (await self._nodes.submit([command]))[0]
 
     async def hold_rejected(self, commands: Sequence[HoldRejected]) -> list[Outcome]:
         """Hold tasks that every node has rejected which could take them."""

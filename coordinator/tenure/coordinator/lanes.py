@@ -23,6 +23,7 @@ from tenure.coordinator.core.commands import (
     AnyCommand,
     AttemptCommand,
     ChangeNode,
+    Quarantine,
     Register,
     Submit,
 )
@@ -448,7 +449,7 @@ def _row_key(entry: Entry) -> str | None:
     match entry.command:
         case None | Submit():
             return None if entry.command is None else entry.command.command_id
-        case Register() | ChangeNode():
+        case Register() | ChangeNode() | Quarantine():
             return f"{entry.command.tenant}/{entry.command.node_id}"
         case _:
             return entry.command.task_id

@@ -23,7 +23,7 @@ log = structlog.get_logger()
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 KEPT_SECONDS: Final = 5.0
 _OPEN_ATTEMPTS: Final = (AttemptState.SUBMITTED, AttemptState.ACCEPTED, AttemptState.RUNNING)
-_LIVE_NODES: Final = (NodeState.ACTIVE, NodeState.DRAINING)
+_LIVE_NODES: Final = (NodeState.ACTIVE, NodeState.DRAINING, NodeState.QUARANTINED)
 
 
 class Metrics:

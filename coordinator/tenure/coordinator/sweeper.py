@@ -13,10 +13,10 @@ from uuid import UUID, uuid4
 
 import structlog
 
-from tenure.contract.ids import CommandId, IncarnationId, NodeId, TaskId, TenantId
+from tenure.contract.ids import AttemptId, CommandId, IncarnationId, NodeId, TaskId, TenantId
 from tenure.contract.states import NodeState
 from tenure.coordinator.authority import Authority
-from tenure.coordinator.core.commands import ChangeNode, Expire, HoldRejected
+from tenure.coordinator.core.commands import ChangeNode, Expire, HoldRejected, RevokeFromNode
 from tenure.coordinator.errors import Retryable
 from tenure.coordinator.store import named_queries
 from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError
@@ -69,12 +69,32 @@ class Sweeper:
             for record in records
         ]
         outcomes = await self._authority.expire(commands) if commands else []
+        await self._revoke()
         await self._hold_rejected()
         now = asyncio.get_running_loop().time()
         if now >= self._housekeeping_at:
             await self._keep_house()
             self._housekeeping_at = now + HOUSEKEEPING_SECONDS * random.uniform(0.8, 1.2)
         return sum(outcome.reply is not None for outcome in outcomes)
+
+    async def _revoke(self) -> None:
+        """Do not wait for leases of which it is known that nobody answers for them."""
+        records = await self._pool.fetch(_QUERIES["attempts_to_revoke"], BATCH)
+        if records:
+            await self._authority.revoke(
+                [
+                    RevokeFromNode(
+                        command_id=CommandId(str(uuid4())),
+                        fingerprint=b"",
+                        tenant=TenantId(record["tenant"]),
+                        actor=ACTOR,
+                        task_id=TaskId(str(record["task_id"])),
+                        attempt_id=AttemptId(str(record["attempt_id"])),
+                        message=record["message"],
+                    )
+                    for record in records
+                ]
+            )
 
     async def _hold_rejected(self) -> None:
         """Look at the next of the waiting tasks that nodes have rejected: in turn, since those that

@@ -82,6 +82,11 @@ DRAIN = commands.ChangeNode(
 )
 
 
+THE_ATTEMPT: Any = {"task_id": TASK.task_id, "attempt_id": ATTEMPT.attempt_id}
+REVOKE = commands.Revoke(**COMMON, **THE_ATTEMPT, message="why")
+QUARANTINE = commands.Quarantine(**COMMON, node_id=NODE.node_id, reason="why")
+
+
 def situations() -> Iterator[tuple[AnyCommand, Snapshot]]:
     """Commands with snapshots in which they are accepted, every branch that writes."""
     submitted, accepted, running = (
@@ -129,6 +134,15 @@ def situations() -> Iterator[tuple[AnyCommand, Snapshot]]:
     yield REGISTER, Snapshot(epoch=1)
     yield REGISTER, Snapshot(epoch=1, previous_incarnation=NODE)
     yield DRAIN, Snapshot(epoch=1, incarnation=NODE)
+    for state in (AttemptState.SUBMITTED, AttemptState.ACCEPTED, AttemptState.RUNNING):
+        yield REVOKE, with_attempt(state)
+        yield commands.RevokeFromNode(**COMMON, **THE_ATTEMPT, message="why"), with_attempt(state)
+    yield QUARANTINE, Snapshot(epoch=1, incarnation=NODE, node_known=True)
+    yield QUARANTINE, Snapshot(epoch=1, node_known=True)
+    yield (
+        replace(QUARANTINE, reason=None),
+        Snapshot(epoch=1, incarnation=NODE, node_known=True, node_quarantined=True),
+    )
 
 
 @pytest.mark.requirement("STATE-01")
@@ -172,7 +186,9 @@ def test_a_decision_looks_at_nothing_that_its_guards_do_not_cover(
         assert (reads.incarnation, reads.incarnation_version) == (NODE.incarnation, NODE.version)
     if of_fleet:
         assert reads.fleet == ((NODE.incarnation, NODE.version),)
-    if isinstance(command, commands.Register | commands.ChangeNode):
+    if isinstance(command, commands.Register | commands.Quarantine):
+        assert reads.node_quarantined == snapshot.node_quarantined
+    if isinstance(command, commands.Register | commands.ChangeNode | commands.Quarantine):
         assert reads.node_id == NodeId("node")
     drawn = [write for write in decision.writes if getattr(write, "delay", None) is not None]
     if isinstance(command, commands.Allocate) or drawn:
@@ -186,6 +202,8 @@ def test_a_decision_looks_at_nothing_that_its_guards_do_not_cover(
 
 def test_every_part_of_a_snapshot_is_either_watched_or_known_not_to_be() -> None:
     others = {"epoch", "command", "enqueued_task_id", "intake_waiting", "fleet"}
+    others |= {"node_known", "node_quarantined"}
     # The epoch is a guard itself, a fleet is watched row by row, commands and rows of the intake
-    # are looked up again by their ids.
+    # are looked up again by their ids. A node that is known stays known; whether it is quarantined
+    # is a guard.
     assert {one.name for one in fields(Snapshot)} == {*ROWS, *NOT_COVERED, *others}

@@ -103,7 +103,7 @@ class Executors:
 
     async def report(self, call: Call) -> Answer:
         """A batch of reports; one that is wrong refuses itself only."""
-        node_id = _node_id(call)
+        node_id = node_id_of(call)
         items = read_items(await call.body(), Reports, "reports")
         faults: dict[int, ReportReply] = {
             index: wire.refused_report(
@@ -152,7 +152,7 @@ class Executors:
 
     async def renew(self, call: Call) -> Answer:
         """Renewals of a node's leases, and its heartbeat."""
-        node_id = _node_id(call)
+        node_id = node_id_of(call)
         request = read_model(await call.body(), Renewals)
         incarnation = IncarnationId(request.incarnation)
         known = await self._known(call.identity.tenant, node_id, incarnation)
@@ -184,7 +184,7 @@ class Executors:
     async def assignments(self, call: Call) -> Answer:
         """Attempts of the incarnation that have not ended: what notifications may have lost."""
         incarnation = IncarnationId(call.query(IncarnationQuery).incarnation)
-        await self._known(call.identity.tenant, _node_id(call), incarnation)
+        await self._known(call.identity.tenant, node_id_of(call), incarnation)
         return Answer(
             Assignments(
                 assignments=await self._reads.assignments(call.identity.tenant, incarnation)
@@ -193,7 +193,7 @@ class Executors:
 
     async def drain(self, call: Call) -> Answer:
         """Nothing new for an incarnation; with ``gone``, its process ends."""
-        node_id = _node_id(call)
+        node_id = node_id_of(call)
         request = read_model(await call.body(), DrainRequest)
         command = wire.node_change(
             node_id,
@@ -237,7 +237,8 @@ def _check_protocol(value: object) -> None:
         )
 
 
-def _node_id(call: Call) -> NodeId:
+def node_id_of(call: Call) -> NodeId:
+    """The node that the path names. Raises RequestRefused for what is no name."""
     node_id = call.path("node_id")
     if not NODE_PATTERN.fullmatch(node_id):
         raise RequestRefused(Code.UNKNOWN_NODE, f"There is no node {node_id!r}.")

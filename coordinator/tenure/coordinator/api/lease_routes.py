@@ -8,10 +8,15 @@ from tenure.contract.operations import (
     PolicyChange,
     PolicyHistory,
     PolicyView,
+    Quarantined,
+    QuarantineRequest,
     Recovered,
     Recovery,
+    RevocationRequest,
+    Revoked,
 )
 from tenure.coordinator.api.endpoint import EVERY_ROLE, READERS, Endpoint
+from tenure.coordinator.api.executors import Nothing
 from tenure.coordinator.api.gate import Gate
 from tenure.coordinator.api.leases import Leases
 from tenure.coordinator.identities import Role
@@ -20,7 +25,7 @@ OPERATORS = frozenset({Role.OPERATOR})
 
 
 def lease_endpoints(leases: Leases, gate: Gate) -> tuple[Endpoint, ...]:
-    """Endpoints of ``/v1/policies`` and ``/v1/authority``."""
+    """Endpoints about policies, revocation and the authority itself."""
     return (
         Endpoint(
             "GET",
@@ -42,6 +47,42 @@ def lease_endpoints(leases: Leases, gate: Gate) -> tuple[Endpoint, ...]:
             body=PolicyChange,
             gate=gate,
             codes=(Code.STALE_VERSION,),
+        ),
+        Endpoint(
+            "POST",
+            "/v1/tasks/{task_id}/revoke",
+            "revoke",
+            "Take the authority of an attempt away before its time",
+            OPERATORS,
+            leases.revoke,
+            Revoked,
+            body=RevocationRequest,
+            gate=gate,
+            codes=(Code.NOT_FOUND, Code.UNKNOWN_ATTEMPT, Code.IDEMPOTENCY_CONFLICT),
+        ),
+        Endpoint(
+            "POST",
+            "/v1/nodes/{node_id}/quarantine",
+            "quarantine",
+            "Take a node out of service and revoke what it has",
+            OPERATORS,
+            leases.quarantine,
+            Quarantined,
+            body=QuarantineRequest,
+            gate=gate,
+            codes=(Code.UNKNOWN_NODE,),
+        ),
+        Endpoint(
+            "POST",
+            "/v1/nodes/{node_id}/release",
+            "release_node",
+            "Let a quarantined node back",
+            OPERATORS,
+            leases.release_node,
+            Nothing,
+            body=Nothing,
+            gate=gate,
+            codes=(Code.UNKNOWN_NODE,),
         ),
         Endpoint(
             "GET",

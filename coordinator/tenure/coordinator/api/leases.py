@@ -2,28 +2,39 @@
 
 from dataclasses import replace
 from typing import Any, Final
+from uuid import uuid4
 
 import structlog
 
 from tenure.contract.codec import check_value
 from tenure.contract.codes import Code
+from tenure.contract.ids import AttemptId, CommandId, NodeId
 from tenure.contract.operations import (
     Evidence,
     EvidenceJudged,
     PolicyChange,
     PolicyHistory,
     PolicyView,
+    Quarantined,
+    QuarantineRequest,
     Recovered,
     Recovery,
+    RevocationRequest,
+    Revoked,
 )
+from tenure.coordinator.api import wire
+from tenure.coordinator.api.applications import refuse_body, task_id_of
 from tenure.coordinator.api.endpoint import Answer, Call
+from tenure.coordinator.api.executors import Nothing, node_id_of
 from tenure.coordinator.api.reading import read_model
+from tenure.coordinator.authority import Authority
+from tenure.coordinator.core.commands import Quarantine, Revoke
 from tenure.coordinator.core.policy import contradiction
 from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.errors import InvalidRequest, RequestRefused
-from tenure.coordinator.policies import Policies
 from tenure.coordinator.store.policies import StoredPolicy
 from tenure.coordinator.store.reads import Reads
+from tenure.coordinator.submission import derived_id, fingerprint
 
 log = structlog.get_logger()
 
@@ -38,9 +49,10 @@ _DURATIONS: Final = (
 class Leases:
     """Handlers of ``/v1/policies`` and ``/v1/authority``."""
 
-    def __init__(self, reads: Reads, policies: Policies) -> None:
+    def __init__(self, reads: Reads, authority: Authority) -> None:
         self._reads = reads
-        self._policies = policies
+        self._authority = authority
+        self._policies = authority.policies
 
     async def list_policies(self, _: Call) -> Answer:
         """Every version of the policy, the one in force first."""
@@ -99,6 +111,78 @@ class Leases:
             "authority recovered", by=call.identity.name, epoch=epoch, reason=request.reason
         )
         return Answer(Recovered(epoch=epoch))
+
+    async def revoke(self, call: Call) -> Answer:
+        """Take the authority of one attempt away. Asking again gives the first answer."""
+        request = read_model(await call.body(), RevocationRequest)
+        check_value(request.reason, "reason")
+        task_id, tenant = task_id_of(call), call.identity.tenant
+        (outcome,) = await self._authority.revoke(
+            [
+                Revoke(
+                    command_id=derived_id(tenant, "revoke", request.attempt_id),
+                    fingerprint=fingerprint(["revoke", task_id, request.attempt_id]),
+                    tenant=tenant,
+                    actor=call.identity.name,
+                    task_id=task_id,
+                    attempt_id=AttemptId(request.attempt_id),
+                    message=request.reason,
+                )
+            ]
+        )
+        reply = wire.applied(outcome)
+        if reply.attempt_state is None or reply.task_state is None:
+            raise AssertionError("the reply to a revocation names both states")
+        log.info(
+            "attempt revoked", by=call.identity.name, task_id=task_id,
+            attempt_id=request.attempt_id, reason=request.reason, outcome=reply.outcome,
+        )  # fmt: skip
+        return Answer(
+            Revoked(
+                task_id=task_id,
+                attempt_id=request.attempt_id,
+                outcome="revoked" if reply.outcome == "applied" else "already_ended",
+                attempt_state=reply.attempt_state,
+                task_state=reply.task_state,
+                # Read now, when nothing prolongs it any more: a renewal may have come before.
+                writable_until=await self._reads.lease_end(tenant, request.attempt_id),
+            )
+        )
+
+    async def quarantine(self, call: Call) -> Answer:
+        """Take a node out of service, under this and every later incarnation."""
+        request = read_model(await call.body(), QuarantineRequest)
+        check_value(request.reason, "reason")
+        node_id = await self._set_quarantine(call, request.reason)
+        attempts = await self._reads.open_attempts(call.identity.tenant, node_id)
+        return Answer(Quarantined(node_id=node_id, attempts=attempts))
+
+    async def release_node(self, call: Call) -> Answer:
+        """Let a quarantined node back."""
+        await refuse_body(call)
+        await self._set_quarantine(call, None)
+        return Answer(Nothing())
+
+    async def _set_quarantine(self, call: Call, reason: str | None) -> NodeId:
+        node_id = node_id_of(call)
+        command_id = str(uuid4())
+        wire.applied(
+            await self._authority.quarantine(
+                Quarantine(
+                    command_id=CommandId(command_id),
+                    fingerprint=command_id.encode(),
+                    tenant=call.identity.tenant,
+                    actor=call.identity.name,
+                    node_id=node_id,
+                    reason=reason,
+                )
+            )
+        )
+        log.info(
+            "node let back" if reason is None else "node quarantined",
+            by=call.identity.name, node_id=node_id, reason=reason,
+        )  # fmt: skip
+        return node_id
 
     async def present(self, call: Call) -> Answer:
         """What somebody has seen of this authority, against what the database knows."""

@@ -97,6 +97,25 @@ class TryAgain(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class Revoke(Command):
+    """An operator takes the authority of an attempt away before its time; ``message`` says why."""
+
+    task_id: TaskId
+    attempt_id: AttemptId
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeFromNode(Command):
+    """The sweeper found an attempt of an incarnation that has ended, which is final: nobody answers
+    for what it had not taken. Or of a quarantined one: ``message`` says why. Not stored."""
+
+    task_id: TaskId
+    attempt_id: AttemptId
+    message: str | None  # None: the incarnation has ended
+
+
+@dataclass(frozen=True, slots=True)
 class HoldRejected(Command):
     """The sweeper found a task that nodes have rejected. Not stored."""
 
@@ -236,6 +255,15 @@ class ChangeNode(Command):
     next_state: NodeState
 
 
+@dataclass(frozen=True, slots=True)
+class Quarantine(Command):
+    """An operator takes a node out of service, under whatever incarnation, or lets it back.
+    ``reason``: None lets it back."""
+
+    node_id: NodeId
+    reason: str | None
+
+
 AnyCommand: TypeAlias = (
     Submit
     | TakeIn
@@ -244,6 +272,8 @@ AnyCommand: TypeAlias = (
     | Hold
     | Release
     | TryAgain
+    | Revoke
+    | RevokeFromNode
     | HoldRejected
     | Accept
     | Start
@@ -258,4 +288,5 @@ AnyCommand: TypeAlias = (
     | Expire
     | Register
     | ChangeNode
+    | Quarantine
 )

@@ -17,12 +17,15 @@ from tenure.coordinator.core.commands import (
     Fail,
     Hold,
     HoldRejected,
+    Quarantine,
     ReceiveCancel,
     RefuseIntake,
     Register,
     Reject,
     Release,
     Renew,
+    Revoke,
+    RevokeFromNode,
     Start,
     Submit,
     Take,
@@ -109,9 +112,13 @@ def _decide(
             return lease.allocate(command, snapshot, now, minted, policy)
         case Expire():
             return lease.expire(command, snapshot, now, minted, policy)
+        case Revoke() | RevokeFromNode():
+            return lease.revoke(command, snapshot, minted, policy)
         case Register():
             return node.register(command, snapshot, minted)
         case ChangeNode():
             return node.change_node(command, snapshot, minted)
+        case Quarantine():
+            return node.quarantine(command, snapshot, minted)
         case _:
             assert_never(command)

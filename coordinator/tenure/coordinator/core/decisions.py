@@ -49,6 +49,7 @@ class Reads:
     intake_id: int | None = None  # the row still waits
     policy_version: int | None = None  # the policy in force
     fleet: tuple[tuple[IncarnationId, int], ...] | None = None  # active ones, all, with versions
+    node_quarantined: bool | None = None  # whether the node is, with ``node_id``
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,15 +166,24 @@ class IncarnationCreated:
     task_types: tuple[TaskTypeDeclared, ...]
     facts_text: str
     executable: Executable | None
+    state: NodeState
 
 
 @dataclass(frozen=True, slots=True)
 class IncarnationChanged:
-    """Move an incarnation to draining or gone."""
+    """Move an incarnation."""
 
     incarnation: IncarnationId
     state: NodeState
     sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeQuarantined:
+    """The node of the guards is taken out of service, or with no reason let back."""
+
+    reason: str | None
+    by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +204,7 @@ Write: TypeAlias = (
     | ReceiptRecorded
     | IncarnationCreated
     | IncarnationChanged
+    | NodeQuarantined
     | IntakeDecided
 )
 

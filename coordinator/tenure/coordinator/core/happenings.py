@@ -88,7 +88,13 @@ def after(event: Happened, next_state: AttemptState, event_id: EventId) -> Happe
 
 
 def node_became(
-    node: IncarnationRow, next_state: NodeState, *, event_id: EventId, epoch: int, actor: str
+    node: IncarnationRow,
+    next_state: NodeState,
+    *,
+    event_id: EventId,
+    epoch: int,
+    actor: str,
+    reason: str | None = None,
 ) -> Happened:
     """The next event of an incarnation's stream."""
     return Happened(
@@ -103,6 +109,7 @@ def node_became(
         next_state=next_state.value,
         node_id=node.node_id,
         incarnation=node.incarnation,
+        reason=reason,
     )
 
 

@@ -10,9 +10,10 @@ from dataclasses import replace
 from tenure.contract.codes import Code, Reason
 from tenure.contract.ids import fencing_token
 from tenure.contract.states import AttemptState, EntityType, NodeState, TaskState
-from tenure.coordinator.core.commands import Allocate, Expire, Renew
+from tenure.coordinator.core.commands import Allocate, Expire, Renew, Revoke, RevokeFromNode
 from tenure.coordinator.core.decisions import (
     Accepted,
+    Answered,
     AttemptChanged,
     AttemptCreated,
     Decision,
@@ -26,7 +27,7 @@ from tenure.coordinator.core.filters import exclusion, has_rejected
 from tenure.coordinator.core.guards import find_authorized, reads_of
 from tenure.coordinator.core.happenings import attempt_became, ended, task_became, unchanged
 from tenure.coordinator.core.outcomes import End, consequence
-from tenure.coordinator.core.rows import TaskRow
+from tenure.coordinator.core.rows import AttemptRow, TaskRow
 from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot
 
 _RENEWABLE = frozenset({AttemptState.ACCEPTED, AttemptState.RUNNING})
@@ -173,6 +174,77 @@ def expire(
         state, reason = AttemptState.EXPIRED, Reason.LEASE_EXPIRED
         if past_deadline:
             reason = Reason.DEADLINE_PASSED
+    ended_attempt = _end(
+        command,
+        snapshot,
+        (task, attempt),
+        state,
+        reason,
+        minted,
+        policy,
+        past_deadline=past_deadline,
+    )
+    return replace(
+        ended_attempt,
+        reads=replace(
+            reads_of(snapshot, task, attempt, lease_over=True),
+            deadline_passed=past_deadline,
+            deadline_open=not past_deadline,
+        ),
+    )
+
+
+def revoke(
+    command: Revoke | RevokeFromNode, snapshot: Snapshot, minted: Minted, policy: LeasePolicy
+) -> Decision:
+    """End an attempt's authority before its time.
+
+    What nobody had taken is cancelled, what was begun has expired; both with the reason ``revoked``
+    (STATE-04). The task waits for another attempt, or for a person, as after any other loss.
+    """
+    task, attempt = snapshot.task, snapshot.attempt
+    if task is None or attempt is None or task.tenant != command.tenant:
+        return Refused(Code.UNKNOWN_ATTEMPT, "no such attempt of this task")
+    if attempt.attempt_id != command.attempt_id or attempt.task_id != task.task_id:
+        return Refused(Code.UNKNOWN_ATTEMPT, "no such attempt of this task")
+    submitted = attempt.state is AttemptState.SUBMITTED
+    if task.current_attempt_id != attempt.attempt_id or not (
+        submitted or attempt.state in _RENEWABLE
+    ):
+        return Answered(
+            Reply(
+                "ended",
+                task_id=task.task_id,
+                task_state=task.state,
+                attempt_state=attempt.state,
+            ),
+            None,
+        )
+    message = command.message
+    if isinstance(command, RevokeFromNode) and message is None:
+        if not submitted:
+            return Refused(Code.WRONG_STATE, "its lease runs out by itself")
+        message = "the node's process has ended"
+    state = AttemptState.CANCELLED if submitted else AttemptState.EXPIRED
+    return _end(
+        command, snapshot, (task, attempt), state, Reason.REVOKED, minted, policy, message=message
+    )
+
+
+def _end(
+    command: Expire | Revoke | RevokeFromNode,
+    snapshot: Snapshot,
+    found: tuple[TaskRow, AttemptRow],
+    state: AttemptState,
+    reason: Reason,
+    minted: Minted,
+    policy: LeasePolicy,
+    *,
+    message: str | None = None,
+    past_deadline: bool = False,
+) -> Accepted:
+    """The attempt ends without a word of its executor's, and its task goes on as after a loss."""
+    task, attempt = found
     change = consequence(
         task,
         End.NOT_TAKEN if attempt.state is AttemptState.SUBMITTED else End.LOST,
@@ -204,15 +276,11 @@ def expire(
             ),
         )
     return Accepted(
-        reads=replace(
-            reads_of(snapshot, task, attempt, lease_over=True),
-            deadline_passed=past_deadline,
-            deadline_open=not past_deadline,
-        ),
+        reads=reads_of(snapshot, task, attempt),
         reply=Reply("applied", task_id=task.task_id, task_state=change.state, attempt_state=state),
         writes=(
             AttemptChanged(
-                attempt.attempt_id, state, reason, None, attempt.sequence + 1, change.delay
+                attempt.attempt_id, state, reason, message, attempt.sequence + 1, change.delay
             ),
             change,
         ),

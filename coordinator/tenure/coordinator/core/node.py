@@ -2,7 +2,7 @@
 
 from tenure.contract.codes import Code
 from tenure.contract.states import EntityType, NodeState
-from tenure.coordinator.core.commands import ChangeNode, Register
+from tenure.coordinator.core.commands import ChangeNode, Quarantine, Register
 from tenure.coordinator.core.decisions import (
     Accepted,
     Answered,
@@ -10,6 +10,7 @@ from tenure.coordinator.core.decisions import (
     Happened,
     IncarnationChanged,
     IncarnationCreated,
+    NodeQuarantined,
     Reads,
     Refused,
     Reply,
@@ -22,6 +23,8 @@ from tenure.coordinator.core.snapshot import Minted, Snapshot
 def register(command: Register, snapshot: Snapshot, minted: Minted) -> Decision:
     """A new incarnation takes the node's name; its predecessor is gone, its leases run out."""
     previous = snapshot.previous_incarnation
+    # Somebody has taken the node out of service, whatever its process does.
+    state = NodeState.QUARANTINED if snapshot.node_quarantined else NodeState.ACTIVE
     writes: list[Write] = []
     events: list[Happened] = []
     if previous is not None:
@@ -51,6 +54,7 @@ def register(command: Register, snapshot: Snapshot, minted: Minted) -> Decision:
             task_types=command.task_types,
             facts_text=command.facts_text,
             executable=command.executable,
+            state=state,
         )
     )
     events.append(
@@ -63,7 +67,7 @@ def register(command: Register, snapshot: Snapshot, minted: Minted) -> Decision:
             sequence=1,
             actor=command.actor,
             previous_state=None,
-            next_state=NodeState.ACTIVE.value,
+            next_state=state.value,
             node_id=command.node_id,
             incarnation=command.incarnation,
         )
@@ -75,6 +79,7 @@ def register(command: Register, snapshot: Snapshot, minted: Minted) -> Decision:
             incarnation_version=None if previous is None else previous.version,
             node_id=command.node_id,
             node_incarnation=None if previous is None else previous.incarnation,
+            node_quarantined=snapshot.node_quarantined,
         ),
         reply=Reply("applied"),
         writes=tuple(writes),
@@ -83,7 +88,7 @@ def register(command: Register, snapshot: Snapshot, minted: Minted) -> Decision:
 
 
 def change_node(command: ChangeNode, snapshot: Snapshot, minted: Minted) -> Decision:
-    """active → draining, and active or draining → gone."""
+    """active → draining, and any → gone. A quarantined node stays so until it is let back."""
     node = snapshot.incarnation
     if node is None or node.tenant != command.tenant or node.node_id != command.node_id:
         return Refused(Code.UNKNOWN_NODE, "no such incarnation of this node")
@@ -91,6 +96,8 @@ def change_node(command: ChangeNode, snapshot: Snapshot, minted: Minted) -> Deci
         return Answered(Reply("applied"), None)
     if node.state is NodeState.GONE:
         return Refused(Code.NODE_GONE, "the incarnation has ended")
+    if node.state is NodeState.QUARANTINED and command.next_state is NodeState.DRAINING:
+        return Answered(Reply("applied"), None)  # it gets nothing new as it is
     return Accepted(
         reads=Reads(
             epoch=snapshot.epoch,
@@ -110,4 +117,43 @@ def change_node(command: ChangeNode, snapshot: Snapshot, minted: Minted) -> Deci
                 actor=command.actor,
             ),
         ),
+    )
+
+
+def quarantine(command: Quarantine, snapshot: Snapshot, minted: Minted) -> Decision:
+    """Take a node out of service, or let it back: whatever incarnation it has, and every later one
+    (INC-06). Its leases are revoked one by one, by the sweeper."""
+    node = snapshot.incarnation
+    if not snapshot.node_known:
+        return Refused(Code.UNKNOWN_NODE, "no node of this name has registered")
+    wanted = command.reason is not None
+    if snapshot.node_quarantined == wanted:
+        return Answered(Reply("applied"), None)
+    writes: list[Write] = [NodeQuarantined(command.reason, command.actor)]
+    events: list[Happened] = []
+    if node is not None:
+        state = NodeState.QUARANTINED if wanted else NodeState.ACTIVE
+        writes.append(IncarnationChanged(node.incarnation, state, node.sequence + 1))
+        events.append(
+            node_became(
+                node,
+                state,
+                event_id=minted.event_ids[0],
+                epoch=snapshot.epoch,
+                actor=command.actor,
+                reason=command.reason,
+            )
+        )
+    return Accepted(
+        reads=Reads(
+            epoch=snapshot.epoch,
+            incarnation=None if node is None else node.incarnation,
+            incarnation_version=None if node is None else node.version,
+            node_id=command.node_id,
+            node_incarnation=None if node is None else node.incarnation,
+            node_quarantined=snapshot.node_quarantined,
+        ),
+        reply=Reply("applied"),
+        writes=tuple(writes),
+        events=tuple(events),
     )

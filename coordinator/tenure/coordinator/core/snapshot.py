@@ -41,6 +41,8 @@ class Snapshot:
     incarnation: IncarnationRow | None = None
     fleet: tuple[IncarnationRow, ...] | None = None  # active ones of the tenant, by id
     previous_incarnation: IncarnationRow | None = None  # current holder of the node's name
+    node_known: bool = False  # a node of that name has registered, or was spoken of
+    node_quarantined: bool = False
     same_content_receipt: ReceiptRow | None = None
     enqueued_task_id: TaskId | None = None  # what the submission's key stands for in the intake
     intake_waiting: bool = False  # the command's row of the intake has not been decided

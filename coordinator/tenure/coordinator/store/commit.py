@@ -28,6 +28,7 @@ from tenure.coordinator.core.commands import (
     HoldRejected,
     RefuseIntake,
     Renew,
+    RevokeFromNode,
     TaskTypeDeclared,
 )
 from tenure.coordinator.core.decisions import (
@@ -39,6 +40,7 @@ from tenure.coordinator.core.decisions import (
     IncarnationCreated,
     IntakeDecided,
     LeaseRenewed,
+    NodeQuarantined,
     ReceiptRecorded,
     TaskChanged,
     TaskCreated,
@@ -54,7 +56,7 @@ from tenure.coordinator.store.rows import (
 MAX_ITEMS: Final = 256
 """So that the answer stays below the 8 KB that a server sends before it commits."""
 
-NOT_STORED: Final = (Renew, Allocate, Expire, HoldRejected, RefuseIntake)
+NOT_STORED: Final = (Renew, Allocate, Expire, RevokeFromNode, HoldRejected, RefuseIntake)
 """Commands whose repetition is harmless by their guards alone, and whose outcome nobody asks for
 again: they leave no row in ``commands``."""
 
@@ -157,6 +159,7 @@ class _Batch:
         reads = accepted.reads
         digest: bytes | None = None
         new_deadline: int | None = None
+        quarantine: NodeQuarantined | None = None
         for write in accepted.writes:
             match write:
                 case TaskCreated():
@@ -185,6 +188,8 @@ class _Batch:
                     self.incarnation_updates.append(
                         (item, write.incarnation, write.state.value, write.sequence)
                     )
+                case NodeQuarantined():
+                    quarantine = write
                 case IntakeDecided():
                     state = "taken" if write.code is None else "refused"
                     self.intake.append((item, write.intake_id, state, write.code, write.message))
@@ -219,6 +224,9 @@ class _Batch:
                 reads.policy_version,
                 reads.tenant_version,
                 _fleet(reads.fleet),
+                reads.node_quarantined,
+                None if quarantine is None else quarantine.reason or "",
+                None if quarantine is None else quarantine.by,
             )
         )
 
@@ -286,7 +294,7 @@ class _Batch:
                 [declared.profile.effects.value for declared in write.task_types],
                 write.facts_text, executable and executable.name,
                 executable and executable.version, _optional_bytes(digest),
-                _optional_bytes(inventory),
+                _optional_bytes(inventory), write.state.value,
             )
         )  # fmt: skip
         for declared in write.task_types:

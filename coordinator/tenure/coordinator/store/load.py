@@ -17,10 +17,13 @@ from tenure.coordinator.core.commands import (
     Expire,
     Hold,
     HoldRejected,
+    Quarantine,
     RefuseIntake,
     Register,
     Release,
     Renew,
+    Revoke,
+    RevokeFromNode,
     Submit,
     Take,
     TakeIn,
@@ -57,16 +60,24 @@ class Loaded:
     inputs: tuple[str | None, ...] = ()
 
 
-AboutTask: TypeAlias = AttemptCommand | Cancel | Hold | Release | TryAgain | Expire
+AboutTask: TypeAlias = (
+    AttemptCommand | Cancel | Hold | Release | TryAgain | Expire | Revoke | RevokeFromNode
+)
 
 
 async def load_attempts(asked: Asked, commands: Sequence[AboutTask]) -> Loaded:
     """For commands about a task and one of its attempts."""
     records = await asked.fetch(
         _QUERIES["attempts"],
-        [None if isinstance(c, Renew | Expire) else c.command_id for c in commands],
+        [
+            None if isinstance(c, Renew | Expire | RevokeFromNode) else c.command_id
+            for c in commands
+        ],
         [c.task_id for c in commands],
-        [c.attempt_id if isinstance(c, AttemptCommand) else None for c in commands],
+        [
+            c.attempt_id if isinstance(c, AttemptCommand | Revoke | RevokeFromNode) else None
+            for c in commands
+        ],
         [c.content_digest if isinstance(c, Deliver) else None for c in commands],
         [isinstance(c, Take | Accept) for c in commands],
     )
@@ -172,7 +183,9 @@ async def _load_fleets(
     return fleets
 
 
-async def load_nodes(asked: Asked, commands: Sequence[Register | ChangeNode]) -> Loaded:
+async def load_nodes(
+    asked: Asked, commands: Sequence[Register | ChangeNode | Quarantine]
+) -> Loaded:
     """For registrations and changes of nodes."""
     records = await asked.fetch(
         _QUERIES["nodes"],
@@ -187,10 +200,12 @@ async def load_nodes(asked: Asked, commands: Sequence[Register | ChangeNode]) ->
             Snapshot(
                 epoch=record["epoch"] or 0,
                 command=stored_command(record),
-                incarnation=incarnation_row(record) if isinstance(command, ChangeNode) else None,
+                incarnation=None if isinstance(command, Register) else incarnation_row(record),
                 previous_incarnation=(
                     incarnation_row(record) if isinstance(command, Register) else None
                 ),
+                node_known=record["node_known"],
+                node_quarantined=record["node_quarantined"],
             )
             for command, record in zip(commands, records, strict=True)
         ],

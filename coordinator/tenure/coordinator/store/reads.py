@@ -5,6 +5,7 @@ All are bound to a tenant. What is not there, and what is another tenant's, is N
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from asyncpg import Record
@@ -17,6 +18,7 @@ from tenure.contract.ids import IncarnationId, NodeId, TenantId
 from tenure.contract.operations import (
     AuthorityView,
     EpochView,
+    HeldAttempt,
     PresentedPosition,
     PresentedToken,
 )
@@ -269,6 +271,17 @@ class Reads:
         """Attempts of an incarnation that have not ended, oldest first."""
         rows = await self._reader.fetch(_NODES["assignments"], tenant, incarnation, MAX_ASSIGNMENTS)
         return tuple(Assignment(**row) for row in rows)
+
+    async def lease_end(self, tenant: TenantId, attempt_id: str) -> datetime | None:
+        """When the lease of an attempt ends by itself."""
+        row = await self._one(_NODES["lease_end"], tenant, attempt_id)
+        return None if row is None else row["expires_at"]
+
+    async def open_attempts(self, tenant: TenantId, node_id: str) -> tuple[HeldAttempt, ...]:
+        """Attempts of all incarnations of a node that have not ended, and revoked ones whose tokens
+        receivers may still accept."""
+        rows = await self._reader.fetch(_NODES["open_attempts"], tenant, node_id, MAX_ASSIGNMENTS)
+        return tuple(HeldAttempt(**row) for row in rows)
 
     async def nodes(self, tenant: TenantId) -> tuple[NodeView, ...]:
         """Live incarnations, and those that ended within the last hour."""

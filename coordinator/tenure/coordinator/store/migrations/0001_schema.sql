@@ -154,7 +154,12 @@ create table nodes (
     node_id text not null,
     incarnation uuid,                       -- the current one
     stated_facts jsonb not null default '{}', -- by operators: before what the node itself states
-    primary key (tenant, node_id)
+    quarantined_at timestamptz,             -- taken out of service, under every incarnation
+    quarantined_by text,
+    quarantine_reason text,
+    primary key (tenant, node_id),
+    constraint quarantine_has_a_reason
+        check ((quarantined_at is null) = (quarantine_reason is null))
 );
 
 -- One start of one executor process. ``version`` covers what eligibility depends on, not counters.
@@ -162,7 +167,7 @@ create table incarnations (
     incarnation uuid primary key,
     tenant text not null,
     node_id text not null,
-    state text not null check (state in ('active', 'draining', 'gone')),
+    state text not null check (state in ('active', 'draining', 'quarantined', 'gone')),
     version bigint not null,
     sequence bigint not null,
     queue text not null,

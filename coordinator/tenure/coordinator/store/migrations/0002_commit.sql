@@ -34,7 +34,10 @@ create type commit_item as (
     intake_id bigint,           -- guard: the row still waits
     policy_version integer,     -- guard: the policy in force
     tenant_version bigint,      -- guard: of the item's tenant
-    fleet text                  -- guard: active incarnations of the tenant, each ID:VERSION, by id
+    fleet text,                 -- guard: active incarnations of the tenant, each ID:VERSION, by id
+    node_quarantined boolean,   -- guard: whether the node is
+    quarantine text,            -- why the node becomes so; empty: it is let back
+    quarantined_by text
 );
 create type task_insert as (
     item integer, task_id uuid, tenant text, type text, input json, priority smallint,
@@ -68,7 +71,8 @@ create type incarnation_insert as (
     item integer, incarnation uuid, tenant text, node_id text, queue text, software text,
     protocol_version integer, slots integer, cpu_millis integer, memory_bytes bigint,
     task_types text[], profile_digests bytea[], type_effects text[], own_facts jsonb,
-    executable_name text, executable_version text, executable_digest bytea, inventory_digest bytea
+    executable_name text, executable_version text, executable_digest bytea, inventory_digest bytea,
+    state text
 );
 create type incarnation_update as (item integer, incarnation uuid, state text, sequence bigint);
 create type task_type_upsert as (
@@ -225,6 +229,8 @@ begin
                     and n.version is distinct from i.incarnation_version then 1
                 when i.node_id is not null
                     and o.incarnation is distinct from i.node_incarnation then 1
+                when i.node_quarantined is not null
+                    and (o.quarantined_at is not null) is distinct from i.node_quarantined then 1
                 when i.tenant_version is not null
                     and e.version is distinct from i.tenant_version then 1
                 when i.content_digest is not null and exists (
@@ -525,7 +531,7 @@ begin
             software, protocol_version, slots, cpu_millis, memory_bytes, task_types,
             profile_digests, type_effects, own_facts, facts, executable_name, executable_version,
             executable_digest, executable_withdrawn, registered_at, last_seen_at)
-        select w.incarnation, w.tenant, w.node_id, 'active', 1, 1, w.queue, w.software,
+        select w.incarnation, w.tenant, w.node_id, w.state, 1, 1, w.queue, w.software,
             w.protocol_version, w.slots, w.cpu_millis, w.memory_bytes, w.task_types,
             w.profile_digests, w.type_effects, w.own_facts,
             facts_of(w.own_facts, o.stated_facts), w.executable_name, w.executable_version,
@@ -541,6 +547,16 @@ begin
         where o.tenant = w.tenant and o.node_id = w.node_id and outcomes[w.item] = 0;
         perform register_profiles(
             array(select w from unnest(p_task_types) w where outcomes[w.item] = 0), clock);
+    end if;
+
+    if v_repeats then
+        update nodes o set
+            quarantined_at = case when i.quarantine <> '' then decided[i.ordinality] end,
+            quarantined_by = case when i.quarantine <> '' then i.quarantined_by end,
+            quarantine_reason = nullif(i.quarantine, '')
+        from unnest(p_items) with ordinality i
+        where i.quarantine is not null and outcomes[i.ordinality] = 0
+          and o.tenant = i.tenant and o.node_id = i.node_id;
     end if;
 
     if cardinality(p_intake) > 0 then

@@ -107,7 +107,8 @@ select
     n.version as node_version, n.sequence as node_sequence, n.slots,
     n.cpu_millis as node_cpu_millis, n.memory_bytes as node_memory_bytes, n.slots_used,
     n.cpu_used, n.memory_used, n.task_types, n.last_seen_at, n.facts::text as node_facts,
-    n.profile_digests, n.type_effects, n.executable_digest, n.executable_withdrawn
+    n.profile_digests, n.type_effects, n.executable_digest, n.executable_withdrawn,
+    o.node_id is not null as node_known, o.quarantined_at is not null as node_quarantined
 from unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[]) with ordinality
     as i (command_id, incarnation, tenant, node_id, ord)
 left join tenure.commands c on c.command_id = i.command_id

@@ -105,6 +105,20 @@ union
     limit $1
 );
 
+-- name: attempts_to_revoke
+-- Attempts that a node had not taken when its process ended, and all of quarantined nodes. $1 how many.
+-- A start that was deleted has ended.
+select
+    a.tenant, a.task_id, a.attempt_id,
+    case when n.state = 'quarantined' then 'the node is quarantined: ' || coalesce(
+        (select o.quarantine_reason from tenure.nodes o
+         where o.tenant = n.tenant and o.node_id = n.node_id), '') end as message
+from tenure.attempts a
+left join tenure.incarnations n on n.incarnation = a.incarnation
+where a.ended_at is null
+  and (n.state = 'quarantined' or a.state = 'submitted' and coalesce(n.state = 'gone', true))
+limit $1;
+
 -- name: rejected_tasks
 -- Waiting tasks that some node has rejected, after $1. $2 how many.
 select tenant, task_id from tenure.tasks

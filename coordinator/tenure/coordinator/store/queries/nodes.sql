@@ -15,6 +15,24 @@ where a.tenant = $1 and a.incarnation = $2::uuid and a.ended_at is null
 order by a.submitted_at, a.attempt_id
 limit $3
 
+-- name: lease_end
+select expires_at from tenure.attempts where tenant = $1 and attempt_id = $2::uuid
+
+-- name: open_attempts
+-- Of every incarnation of node $2: attempts that have not ended, and revoked ones whose lease would not
+-- have run out yet. $3: at most so many.
+select
+    a.task_id::text as task_id, a.attempt_id::text as attempt_id, a.state, a.fencing_token,
+    a.expires_at
+from tenure.incarnations n
+join tenure.attempts a on a.incarnation = n.incarnation
+where n.tenant = $1 and n.node_id = $2
+    and (n.state <> 'gone' or n.ended_at > clock_timestamp() - interval '1 day')
+    and (a.ended_at is null
+        or a.reason = 'revoked' and a.accepted_at is not null and a.expires_at > clock_timestamp())
+order by a.expires_at, a.attempt_id
+limit $3
+
 -- name: list_nodes
 -- Those that are alive, and those that ended within the last hour.
 select
