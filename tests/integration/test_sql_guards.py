@@ -215,7 +215,8 @@ async def attempt(ground: Ground, attack: Attack) -> ItemOutcome:
         return await attack(ground)
     finally:
         await ground.owner(
-            "update tenure.authority set epoch = $1, system_identifier = $2, timeline = $3",
+            "update tenure.authority set epoch = $1, system_identifier = $2, timeline = $3,"
+            " lost_at = null, lost_proof = null",
             row["epoch"],
             row["system_identifier"],
             row["timeline"],
