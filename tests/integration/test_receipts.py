@@ -99,6 +99,7 @@ async def test_a_late_delivery_is_recorded_with_when_state_generation_and_why(
     assert row["fencing_token"] == held.fencing_token
     assert str(row["receipt_id"]) == late.reply.receipt_id
     assert row["output"] == '{"digest": "x"}'
+    assert bench.observer.evidence == [code]
     assert await bench.task(held.task_id) == task
 
 

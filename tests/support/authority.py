@@ -61,6 +61,7 @@ class Noting:
     def __init__(self) -> None:
         self.errors: list[str] = []
         self.codes: list[str] = []
+        self.evidence: list[str] = []
         self.batches: list[int] = []
 
     def batch_committed(self, lane: str, items: int, applied: int) -> None:
@@ -68,6 +69,9 @@ class Noting:
 
     def refused(self, lane: str, code: str) -> None:
         self.codes.append(code)
+
+    def evidence_kept(self, code: str) -> None:
+        self.evidence.append(code)
 
     def stalled(self, lane: str, error: str) -> None:
         self.errors.append(error)

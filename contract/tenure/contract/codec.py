@@ -9,7 +9,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json, to_json
 
 from tenure.contract.codes import Code
@@ -83,6 +83,16 @@ def parse_json(body: bytes) -> Any:
     except ValueError as error:
         _refuse_surrogates(body)
         raise InvalidPayload(f"not valid JSON: {error}.", code=Code.MALFORMED_JSON) from error
+
+
+def json_value(model: BaseModel, what: str, *, round_trip: bool = False) -> Any:
+    """What ``model`` is as JSON, under its aliases.
+
+    pydantic writes NaN and Infinity as null where a field takes anything, and the value would be
+    lost without a word. Raises InvalidPayload ``malformed_json`` for them.
+    """
+    check_value(model.model_dump(), what)
+    return model.model_dump(mode="json", by_alias=True, round_trip=round_trip)
 
 
 def encode_json(value: Any, *, limit_bytes: int, what: str) -> str:

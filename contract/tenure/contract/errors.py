@@ -3,6 +3,7 @@
 TenureError                      code, message, what to do next
 ├── ContractError                bytes or values that break the wire format
 │   ├── UndecodableEvent
+│   ├── InvalidTaskType
 │   └── InvalidPayload
 └── … each process adds its own branch in its ``errors.py``
 """
@@ -45,6 +46,12 @@ class UndecodableEvent(ContractError):
     """A message body that is no event of a schema version this reader knows."""
 
     code = "undecodable_event"
+
+
+class InvalidTaskType(ContractError, ValueError):
+    """A task type is declared with a name or models that it cannot have."""
+
+    code = "invalid_declaration"
 
 
 class InvalidPayload(ContractError):

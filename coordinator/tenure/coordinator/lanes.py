@@ -66,6 +66,9 @@ class Observer(Protocol):
     def refused(self, lane: str, code: str) -> None:
         """A command was refused."""
 
+    def evidence_kept(self, code: str) -> None:
+        """A delivery was recorded that is not active."""
+
     def stalled(self, lane: str, error: str) -> None:
         """A batch failed and will be tried again."""
 
@@ -309,6 +312,8 @@ class Lane:
             items, committed.outcomes, committed.decided, strict=True
         ):
             if outcome is ItemOutcome.APPLIED:
+                if accepted.reply.outcome == "recorded":
+                    self._observer.evidence_kept(str(accepted.reply.code))
                 happened.extend(accepted.events)
                 self._answer(entry, committed.now, at, accepted.reply)
             elif outcome is ItemOutcome.AUTHORITY_UNCONFIRMED:

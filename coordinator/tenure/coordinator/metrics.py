@@ -59,6 +59,11 @@ class Metrics:
         self._refused = self._counter(
             "tenure_commands_refused", "Commands refused, by code.", ("lane", "code")
         )
+        self._evidence = self._counter(
+            "tenure_receipts_not_active",
+            "Deliveries kept as evidence, by why they are not active.",
+            ("code",),
+        )
         self._stalls = self._counter(
             "tenure_lane_stalls", "Batches that failed and are tried again.", ("lane", "error")
         )
@@ -140,6 +145,10 @@ class Metrics:
     def refused(self, lane: str, code: str) -> None:
         """A command was refused."""
         self._refused.labels(lane, code).inc()
+
+    def evidence_kept(self, code: str) -> None:
+        """A delivery was recorded that is not active."""
+        self._evidence.labels(code).inc()
 
     def stalled(self, lane: str, error: str) -> None:
         """A batch failed and will be tried again."""

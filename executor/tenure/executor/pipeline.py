@@ -18,7 +18,7 @@ import structlog
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from tenure.contract.codec import encode_json
+from tenure.contract.codec import encode_json, json_value
 from tenure.contract.codes import Code, Reason
 from tenure.contract.errors import InvalidPayload
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoint, FaultPoints
@@ -265,7 +265,7 @@ class Pipeline:
                     f"the handler returned {type(execution.output).__name__},"
                     f" not {declared.__name__}."
                 )
-            value = execution.output.model_dump(mode="json", by_alias=True)
+            value = json_value(execution.output, "the output")
             text = encode_json(value, limit_bytes=self._output_limit_bytes, what="the output")
             declared.model_validate_json(text)  # what the application will read it with
         except ValidationError as error:

@@ -31,6 +31,9 @@ class Watching:
     def refused(self, lane: str, code: str) -> None:
         raise AssertionError
 
+    def evidence_kept(self, code: str) -> None:
+        raise AssertionError
+
     def stalled(self, lane: str, error: str) -> None:
         self.stalls += 1
 

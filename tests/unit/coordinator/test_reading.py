@@ -5,12 +5,14 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from starlette.requests import Request
 
 from tenure.contract.codes import Code
 from tenure.contract.errors import TenureError
 from tenure.contract.reports import Reports
 from tenure.contract.tasks import TaskBatch, TaskSubmission
-from tenure.coordinator.api.reading import body_limit, read_items, read_model
+from tenure.coordinator.api.applications import TaskListQuery, WaitQuery
+from tenure.coordinator.api.reading import Query, body_limit, read_items, read_model, read_query
 
 
 def encoded(value: Any) -> bytes:
@@ -22,6 +24,34 @@ def test_a_good_body_becomes_its_model() -> None:
     request = read_model(body, TaskSubmission)
     assert request.input == {"b": [None, 1.5]}
     assert request.deadline is not None
+
+
+def queried(text: str) -> Request:
+    return Request({"type": "http", "query_string": text.encode(), "headers": []})
+
+
+@pytest.mark.parametrize(
+    ("model", "query"),
+    [
+        (TaskListQuery, "limit=1_0"),
+        (TaskListQuery, "limit=%2010"),
+        (TaskListQuery, "limit=10%0A"),
+        (TaskListQuery, "limit=%D9%A1"),  # a digit, but not one of ours
+        (TaskListQuery, "limit="),
+        (WaitQuery, "wait=1_0.5"),
+        (WaitQuery, "wait=inf"),
+        (WaitQuery, "wait=nan"),
+    ],
+)
+def test_a_number_in_a_query_is_written_as_one(model: type[Query], query: str) -> None:
+    with pytest.raises(TenureError, match="no number") as caught:
+        read_query(queried(query), model)
+    assert caught.value.code == Code.INVALID_FIELD
+
+
+def test_numbers_in_a_query_are_read() -> None:
+    listed = read_query(queried("limit=10&state=open"), TaskListQuery)
+    assert (listed.limit, read_query(queried("wait=2.5"), WaitQuery).wait) == (10, 2.5)
 
 
 def test_every_wrong_field_is_named() -> None:

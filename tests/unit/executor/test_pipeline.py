@@ -33,6 +33,7 @@ class In(BaseModel):
 class Out(BaseModel):
     text: str = Field(max_length=2000)
     weight: float = 0.0
+    more: Any = None
 
 
 ECHO = TaskType("echo", input=In, output=Out)
@@ -131,7 +132,7 @@ async def test_an_attempt_is_taken_run_and_delivered() -> None:
     reports = await b.run(given)
     assert [report.kind for report in b.reports.sent] == ["take", "deliver"]
     assert isinstance(reports[0], Deliver)
-    assert reports[0].output == {"text": "hello", "weight": 0.0}
+    assert reports[0].output == {"text": "hello", "weight": 0.0, "more": None}
     assert seen[0].resources == "the resources"
     assert (seen[0].task_id, seen[0].ordinal) == (given.task_id, 1)
     assert [lease.attempt_id for lease in b.renewals.leases] == [given.attempt_id]
@@ -197,6 +198,10 @@ async def _not_a_number(input: In, context: Context[Any]) -> Out:
     return Out(text="", weight=float("nan"))
 
 
+async def _no_number_anywhere(input: In, context: Context[Any]) -> Out:
+    return Out(text="", more={"weights": [1.0, float("nan")]})
+
+
 async def _unstorable(input: In, context: Context[Any]) -> Out:
     return Out(text="\x00")
 
@@ -208,6 +213,7 @@ async def _unstorable(input: In, context: Context[Any]) -> Out:
         (_large, "more than the limit of 4096"),
         (_unchecked, "at most 2000"),
         (_not_a_number, "NaN"),
+        (_no_number_anywhere, "NaN"),
         (_unstorable, "u0000"),
     ],
 )

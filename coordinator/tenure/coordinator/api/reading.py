@@ -4,9 +4,10 @@ Limits come before parsing. JSON is read strictly: unknown fields, wrong types, 
 surrogates are errors, here and inside payloads. One bad item of a batch refuses that item only.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, to_json
@@ -19,6 +20,7 @@ from tenure.coordinator.errors import InvalidRequest, RequestRefused
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
+_NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 OVERHEAD_BYTES: Final = 16 * 1024
 ESCAPING_FACTOR: Final = 3
 """JSON may write a character of 2 or 3 bytes as an escape of 6; the payload's own limit is judged
@@ -68,10 +70,20 @@ def read_query(request: Request, model: type[ModelT]) -> ModelT:
         if name in given:
             raise InvalidRequest(f"The query parameter {name!r} is given twice.")
         given[name] = value
+    for name, value in given.items():
+        # As Python writes numbers, so would the validator read them: 1_0, and spaces around.
+        if _takes_numbers(model, name) and not _NUMBER.fullmatch(value):
+            raise InvalidRequest(f"The query parameter {name!r}: {value!r} is no number.")
     try:
         return model.model_validate_strings(given)
     except ValidationError as error:
         raise _invalid(error.errors(include_url=False), "query parameter") from error
+
+
+def _takes_numbers(model: type[BaseModel], name: str) -> bool:
+    field = model.model_fields.get(name)
+    kinds = () if field is None else (field.annotation, *get_args(field.annotation))
+    return int in kinds or float in kinds
 
 
 def refuse_query(request: Request) -> None:
