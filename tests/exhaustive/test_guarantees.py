@@ -18,7 +18,9 @@ from tenure.coordinator.core.snapshot import Snapshot
 from tests.support.repository import REPOSITORY
 from tests.support.rows import (
     ABOUT_ATTEMPT,
+    ATTEMPT,
     CANCEL,
+    COMMON,
     DELIVER,
     EXPIRE,
     FAIL,
@@ -38,12 +40,13 @@ REASONS = (*(reason.value for reason in Reason), "a_word_of_the_application")
 
 ENDING: set[type[commands.Command]] = {
     commands.Deliver, commands.Fail, commands.Reject, commands.ConfirmCancel, commands.Cancel,
-    commands.Hold, commands.Expire,
+    commands.Hold, commands.Expire, commands.Revoke, commands.RevokeFromNode,
 }  # fmt: skip
 ENDING_NONE: set[type[commands.Command]] = {
     commands.Submit, commands.TakeIn, commands.RefuseIntake, commands.Release, commands.TryAgain,
     commands.HoldRejected, commands.Accept, commands.Start, commands.Take, commands.ReceiveCancel,
     commands.Renew, commands.Allocate, commands.Register, commands.ChangeNode,
+    commands.Quarantine,
 }  # fmt: skip
 """Of these no decision ends an attempt, which is checked where they are decided."""
 
@@ -143,6 +146,10 @@ def asked() -> Iterator[tuple[AnyCommand, bool]]:
     yield CANCEL, True
     yield HOLD, True
     yield EXPIRE, True
+    about = {**COMMON, "task_id": TASK.task_id, "attempt_id": ATTEMPT.attempt_id}
+    yield commands.Revoke(**about, message="why"), True
+    yield commands.RevokeFromNode(**about, message="quarantined"), True
+    yield commands.RevokeFromNode(**about, message=None), True
     for reason in REASONS:
         yield replace(REJECT, reason=reason), True
         for retryable in (True, False):
