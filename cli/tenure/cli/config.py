@@ -79,7 +79,9 @@ def show(process: Which, /, *, config: Config = None, output: Output = "table") 
 def _words(error: TenureError | None, *, left_out: bool) -> str:
     if error is None:
         return "ok"
-    return f"left out: {error.message}" if left_out else str(error)
+    if left_out:
+        return f"left out: {error.message.removeprefix('The settings cannot be used: ')}"
+    return str(error)
 
 
 def _chosen(process: Process | None) -> tuple[Process, ...]:

@@ -1,8 +1,10 @@
 """How a command finds the coordinator: the environment, or the local stack's state directory."""
 
 import json
+import logging
 import os
 import stat
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -105,12 +107,29 @@ def _was_killed(lock: Path) -> bool:
     return False
 
 
+class SignOfLife(logging.Handler):
+    """Tells a person who waits, once, that the coordinator does not answer and is asked again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._said:
+            self._said = True
+            print(record.getMessage(), file=sys.stderr)
+
+
 def open_client(role: str = "operator") -> "AsyncClient":
     """A client for one command. Raises SetupError, NotConfigured, MissingExtra."""
     with needs("cli"):
         from tenure.client import AsyncClient
 
     connection = find_connection(role)
+    if sys.stderr.isatty():
+        log = logging.getLogger("tenure.client")
+        log.setLevel(logging.INFO)
+        log.handlers[:] = [SignOfLife()]
     return AsyncClient(
         connection.url, connection.current_token, retry_seconds=COMMAND_RETRY_SECONDS
     )

@@ -7,6 +7,7 @@ unreachable or says "later" is asked again, with full jitter, until ``retry_seco
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -32,6 +33,9 @@ from tenure.contract.codes import Code
 from tenure.contract.tasks import Problem
 
 T = TypeVar("T")
+
+log = logging.getLogger("tenure.client")
+"""Says at the level INFO that a request is repeated, and why."""
 
 Token = str | Callable[[], str]
 """What is shown to the coordinator, or a function that is asked for it."""
@@ -92,6 +96,7 @@ class _Coordinator:
             "retry": retry_if_exception_type(_Later),
             "stop": stop_before_delay(seconds),
             "wait": _pause,
+            "before_sleep": _say_that_it_goes_on,
             "reraise": True,
         }
 
@@ -118,7 +123,12 @@ class _Coordinator:
         token = self._token if isinstance(self._token, str) else self._token()
         if not token.isascii() or not token.isprintable() or not token:
             raise Refused(
-                problem(401, Code.UNAUTHENTICATED, "the token is empty or holds odd characters.")
+                problem(
+                    401,
+                    Code.UNAUTHENTICATED,
+                    "the token is empty or holds odd characters.",
+                    "Give a token of the coordinator; from_environment() finds what is set.",
+                )
             )
         return {"Authorization": f"Bearer {token}"}
 
@@ -272,6 +282,12 @@ def _pause(state: RetryCallState) -> float:
     if isinstance(error, _Later):
         pause += error.pause_seconds
     return pause
+
+
+def _say_that_it_goes_on(state: RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome is not None else None
+    if isinstance(error, _Later):
+        log.info("%s Asking again.", error.error.message)
 
 
 def _retry_after(value: str | None) -> float:

@@ -1,6 +1,7 @@
 """The command line: exit codes, error lines, lazy imports, where the coordinator is found."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.cli.connection import find_connection
+from tenure.cli.connection import find_connection, open_client
 from tenure.cli.exits import Exit, MissingExtra, SetupError, UsageError, exit_code_of, needs
 from tenure.cli.instants import read_instant
 from tenure.cli.main import run
@@ -291,6 +292,20 @@ def test_a_missing_module_of_our_own_is_no_missing_extra() -> None:
 )
 def test_exit_codes_follow_from_stable_codes(error: ClientError, code: Exit) -> None:
     assert exit_code_of(error) is code
+
+
+@pytest.mark.parametrize("someone_looks", [True, False])
+def test_only_a_person_is_told_that_a_silent_coordinator_is_asked_again_and_only_once(
+    someone_looks: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TENURE_TOKEN", "a-token")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: someone_looks)
+    log = logging.getLogger("tenure.client")
+    monkeypatch.setattr(log, "handlers", [])
+    open_client()
+    log.info("no answer. Asking again.")
+    log.info("no answer. Asking again.")
+    assert capsys.readouterr().err == ("no answer. Asking again.\n" if someone_looks else "")
 
 
 def test_the_local_stack_is_found_in_the_working_directory(tmp_path: Path) -> None:

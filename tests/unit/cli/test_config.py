@@ -50,7 +50,7 @@ def test_a_process_that_is_left_out_is_called_so(capsys: pytest.CaptureFixture[s
     lines = {line.split()[0]: line for line in out.splitlines()}
     assert code == Exit.DONE
     assert lines["relay"].split()[1:] == ["ok"]
-    assert "left out: " in lines["coordinator"]
+    assert "left out: TENURE_" in lines["coordinator"]
 
 
 def test_a_process_that_was_named_must_be_able_to_start(

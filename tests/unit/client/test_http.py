@@ -1,6 +1,7 @@
 """What the client does with answers: repeats, refuses, reads."""
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,7 +63,10 @@ def problem(status: int, code: str, headers: dict[str, str] | None = None) -> Ca
     return lambda: httpx2.Response(status, json=body, headers=headers)
 
 
-async def test_an_unreachable_server_is_asked_again_with_the_same_bytes() -> None:
+async def test_an_unreachable_server_is_asked_again_with_the_same_bytes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "tenure.client")
     server = Server(away, problem(503, "unavailable"), ok)
     http = server.http()
     reply = await http.request(
@@ -72,6 +76,9 @@ async def test_an_unreachable_server_is_asked_again_with_the_same_bytes() -> Non
     assert [(r.content, r.headers["Idempotency-Key"]) for r in server.requests] == [
         (b"{}", "k")
     ] * 3
+    first, second = caplog.messages
+    assert first == "no answer from http://127.0.0.1:8420: connection refused. Asking again."
+    assert second.endswith("Asking again.")
     await http.close()
 
 

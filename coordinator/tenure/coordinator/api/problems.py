@@ -57,7 +57,7 @@ STATUS: Final[Mapping[Code, int]] = {
 
 NEXT_STEP: Final[Mapping[Code, str]] = {
     Code.MALFORMED_JSON: "Send one JSON value in UTF-8; NaN and Infinity are no JSON.",
-    Code.INVALID_FIELD: "Correct what `errors` names; the interface is at /openapi.json.",
+    Code.INVALID_FIELD: "Correct it; `errors` has it all, the interface is at /openapi.json.",
     Code.INVALID_CHARACTER: "Remove the character, or encode binary data as base64.",
     Code.PAYLOAD_TOO_LARGE: "Store the data elsewhere and pass a reference.",
     Code.BATCH_TOO_LARGE: "Send it in smaller batches.",
