@@ -98,7 +98,7 @@ def build_app(words: "Sequence[str]" = ()) -> "App":
     )
     app.command(show_version, name="version")
     add("tasks:submit", "submit", "Make a task; --wait prints its output.")
-    add("tasks:app", "task", "See and cancel tasks.")
+    add("tasks:app", "task", "See tasks, and cancel, hold, release and retry them.")
     add("why:why", "why", "Say why a task is not running.")
     add("nodes:app", "node", "See the executors' processes.")
     add("policy:app", "policy", "See and set the terms of leases.")

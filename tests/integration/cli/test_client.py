@@ -1,13 +1,25 @@
 """The client against a real coordinator over real servers."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
+from tenure.cli import main
 from tenure.cli.local.ports import LOOPBACK, reserve_port
-from tenure.client import AsyncClient, BatchRefused, Refused, TaskCancelled, TaskFailed, TaskType
+from tenure.client import (
+    AsyncClient,
+    BatchRefused,
+    Refused,
+    TaskCancelled,
+    TaskFailed,
+    TaskHeld,
+    TaskType,
+)
 from tests.support.coordinator import TOKENS, Fleet, fleet
 from tests.support.isolation import BrokerSpace, FreshDatabase
 
@@ -23,6 +35,7 @@ class Digest(BaseModel):
 Sha256 = TaskType("sha256", input=PathIn, output=Digest)
 Unknown = TaskType("nobody-has-it", input=PathIn, output=Digest)
 TOKEN = str(TOKENS[0]["token"])
+FAR = datetime(2100, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -148,3 +161,70 @@ async def test_waiting_outlives_a_restart_of_the_coordinator(
                 assert (await late).task_id != handle.task_id
     finally:
         port.release()
+
+
+async def test_an_operator_holds_releases_and_retries_by_a_handle(
+    api: Fleet, client: AsyncClient
+) -> None:
+    incarnation = await api.register()
+    handle = await client.submit(Sha256, PathIn(path="a"), not_before=FAR)
+    with pytest.raises(Refused) as caught:
+        await handle.hold("no")
+    assert caught.value.code == "forbidden_role"
+    operator = next(str(entry["token"]) for entry in TOKENS if entry["name"] == "ops")
+    async with AsyncClient(api.coordinator.url, operator) as ops:
+        task = ops.task(handle.task_id)
+        assert (await task.hold("wait for the audit")).state == "held"
+        with pytest.raises(TaskHeld, match="wait for the audit") as held:
+            await handle.result(timeout=60)
+        assert held.value.reason == "operator_hold"
+        assert (await task.release()).state == "open"
+        await task.cancel()
+        again = await task.retry()
+        assert (again.outcome, again.state) == ("submitted_again", "cancelled")
+        assert again.new_task_id is not None
+        await api.deliver(incarnation, again.new_task_id, output={"digest": "z"})
+        new = client.task(again.new_task_id, Sha256)
+        assert await new.result(timeout=60) == Digest(digest="z")
+        (receipt,) = (await new.receipts()).receipts
+        assert (receipt.admitted, receipt.output) == (True, {"digest": "z"})
+
+
+def as_json(said: str) -> Any:
+    """The document among the lines of the coordinator, which logs to the same place."""
+    return json.loads(said[said.index("{\n") :])
+
+
+@pytest.mark.requirement("LATE-02")
+async def test_the_command_holds_releases_retries_and_lists_receipts(
+    api: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    incarnation = await api.register()
+    task_id = await api.submit()
+    assignment = await api.assigned(incarnation, task_id)
+    await api.report(incarnation, assignment, "take")
+    await api.report(incarnation, assignment, "fail", reason="no", retryable=False)
+    late = await api.report(incarnation, assignment, "deliver", output={"late": True})
+    assert late.outcome == "recorded"
+    waiting = await api.submit(not_before=FAR.isoformat())
+    operator = next(str(entry["token"]) for entry in TOKENS if entry["name"] == "ops")
+    monkeypatch.setenv("TENURE_URL", api.coordinator.url)
+    monkeypatch.setenv("TENURE_TOKEN", operator)
+
+    async def said(*words: str) -> str:
+        code = await asyncio.to_thread(main.run, ["task", *words])
+        assert code == 0
+        return capsys.readouterr().out
+
+    assert "held" in await said("hold", waiting, "--reason", "audit")
+    assert "audit" in await said("show", waiting)
+    assert "waits" in await said("release", waiting)
+    listed = await said("receipts", task_id)
+    assert "not_current" in listed
+    (receipt,) = as_json(await said("receipts", task_id, "-o", "json"))["receipts"]
+    assert (receipt["code"], receipt["output"]) == ("not_current", {"late": True})
+    retried = as_json(await said("retry", task_id, "-o", "json"))
+    assert retried["outcome"] == "submitted_again"
+    shown = await said("show", task_id)
+    assert retried["new_task_id"] in shown
+    assert "not_current" in shown
