@@ -121,6 +121,7 @@ GUARDS = [
     Guard("current incarnation", attacks.a_node_registered_meanwhile,
           "o.incarnation is distinct from i.node_incarnation"),
     Guard("node lock", attacks.a_node_registered_at_once, LOCKS["nodes"], ";"),
+    Guard("silence", attacks.a_review_of_a_node_that_was_heard_of_meanwhile, "i.silent_for"),
     Guard("quarantine", attacks.a_node_quarantined_meanwhile, "i.node_quarantined"),
     Guard("row of the intake", intake_attacks.a_row_refused_meanwhile,
           "q.state is distinct from 'waiting'"),

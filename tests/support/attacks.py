@@ -19,6 +19,7 @@ from tenure.coordinator.core.commands import (
     ChangeNode,
     Deliver,
     HoldRejected,
+    OpenReview,
     Quarantine,
     Reject,
     Take,
@@ -347,6 +348,15 @@ async def an_allocation_to_a_silent_node(ground: Ground) -> ItemOutcome:
     task_id = await ground.bench.submit()
     item = await ground.accept(steps.allocation(task_id, incarnation))
     await ground.owner("update tenure.incarnations set last_seen_at = '2026-01-01'")
+    return await ground.last(item)
+
+
+async def a_review_of_a_node_that_was_heard_of_meanwhile(ground: Ground) -> ItemOutcome:
+    incarnation = await ground.bench.register()
+    await ground.owner("update tenure.incarnations set last_seen_at = '2026-01-01'")
+    about = CommandId(str(uuid4())), b"", TENANT, "sweeper", NodeId("node-1"), incarnation
+    item = await ground.accept(OpenReview(*about))
+    await ground.bench.authority.renew([], incarnation)
     return await ground.last(item)
 
 

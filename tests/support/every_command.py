@@ -15,6 +15,7 @@ from tenure.coordinator.core.commands import (
     Allocate,
     Cancel,
     ChangeNode,
+    CloseReview,
     Command,
     ConfirmCancel,
     Deliver,
@@ -22,6 +23,7 @@ from tenure.coordinator.core.commands import (
     Fail,
     Hold,
     HoldRejected,
+    OpenReview,
     Quarantine,
     ReceiveCancel,
     RefuseIntake,
@@ -178,6 +180,26 @@ async def a_drain(bench: Bench) -> Send:
     return lambda: bench.authority.change_node(command)
 
 
+async def a_review(bench: Bench) -> Send:
+    """Of one that has been silent; repeated, it finds the review open."""
+    incarnation = await bench.register("another")
+    await bench.owner.execute(
+        "update tenure.incarnations set last_seen_at = '2026-01-01' where incarnation = $1",
+        incarnation,
+    )
+    about = CommandId(str(uuid4())), b"", TENANT, "sweeper", NodeId("another"), incarnation
+    command = OpenReview(*about)
+    return lambda: bench.authority.review(command)
+
+
+async def a_closed_review(bench: Bench) -> Send:
+    await (await a_review(bench))()
+    command = CloseReview(
+        CommandId(str(uuid4())), b"", TENANT, "operator", NodeId("another"), None, "seen to"
+    )
+    return lambda: bench.authority.review(command)
+
+
 async def a_revocation(bench: Bench) -> Send:
     held = await bench.running()
     command = Revoke(**_said(held.task_id), attempt_id=held.attempt_id, message="why")
@@ -268,12 +290,14 @@ STORED: dict[Prepare, type[Command]] = {
     a_drain: ChangeNode,
     a_revocation: Revoke,
     a_quarantine: Quarantine,
+    a_closed_review: CloseReview,
 }
 """Their outcomes are kept: a repetition is given the first one."""
 BY_GUARDS_ALONE: dict[Prepare, type[Command]] = {
     an_allocation: Allocate,
     an_expiry: Expire,
     a_revocation_from_a_node: RevokeFromNode,
+    a_review: OpenReview,
     a_hold_of_what_all_reject: HoldRejected,
 }
 """A repetition finds nothing left to do."""

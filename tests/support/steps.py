@@ -19,8 +19,10 @@ from tenure.coordinator.core.commands import (
     AnyCommand,
     Cancel,
     ChangeNode,
+    CloseReview,
     Expire,
     HoldRejected,
+    OpenReview,
     Quarantine,
     RefuseIntake,
     Register,
@@ -73,7 +75,7 @@ async def load(asked: Asked, command: AnyCommand) -> tuple[Snapshot, int]:
             loaded = await load_submissions(pool, [command])
         case Allocate() | HoldRejected():
             loaded = await load_allocations(pool, [command])
-        case Register() | ChangeNode() | Quarantine():
+        case Register() | ChangeNode() | Quarantine() | OpenReview() | CloseReview():
             loaded = await load_nodes(pool, [command])
         case _:
             loaded = await load_attempts(pool, [command])

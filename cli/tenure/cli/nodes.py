@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 from tenure.cli.connection import open_client
 from tenure.cli.exits import UsageError
 from tenure.cli.output import Output, ago, print_fields, print_json, print_table
-from tenure.contract.operations import QuarantineRequest
+from tenure.contract.operations import QuarantineRequest, ReviewClosing
 from tenure.contract.quantities import cpu_text, memory_text
 from tenure.contract.scheduling import NodeDetail, NodeFactsChange
 
@@ -105,6 +105,7 @@ def _print(detail: NodeDetail, output: str) -> None:
                 and f"{memory_text(used.memory_bytes)} of {memory_text(offered.memory_bytes)}",
             ),
             ("last seen", ago(current.last_seen_at)),
+            ("health", "under review" if current.under_review else None),
         ]
     )
     print()
@@ -128,7 +129,7 @@ def list_nodes(*, output: Output = "table") -> None:
         [
             (
                 node.node_id,
-                node.state,
+                f"{node.state}, under review" if node.under_review else node.state,
                 node.software,
                 f"{node.slots_used}/{node.slots}",
                 node.task_types,
@@ -185,3 +186,42 @@ def release(node_id: str, /) -> None:
 
     asyncio.run(ask())
     print(f"node {node_id} may be given work again")
+
+
+@app.command
+def reviews(
+    node_id: str,
+    /,
+    *,
+    close: Annotated[
+        str | None, Parameter(help="Close the open one: what somebody found who has looked.")
+    ] = None,
+    output: Output = "table",
+) -> None:
+    """List the health reviews of a node: when its heartbeats were missing, and what came of it."""
+
+    async def ask() -> Any:
+        async with open_client() as client:
+            if close is not None:
+                return await client.close_review(node_id, ReviewClosing(reason=close))
+            return await client.reviews(node_id)
+
+    known = asyncio.run(ask())
+    if output == "json":
+        print_json(known)
+        return
+    print_table(
+        ["opened", "last seen before", "closed", "outcome", "by", "message", "incarnation"],
+        [
+            (
+                one.opened_at,
+                one.last_seen_at,
+                one.closed_at,
+                one.outcome or "open",
+                one.closed_by,
+                one.message,
+                one.incarnation,
+            )
+            for one in known.reviews
+        ],
+    )

@@ -25,6 +25,8 @@ from tenure.contract.operations import (
     QuarantineRequest,
     Recovered,
     Recovery,
+    ReviewClosing,
+    ReviewList,
     RevocationRequest,
     Revoked,
 )
@@ -268,6 +270,16 @@ class AsyncClient:
         """Take a node out of service and revoke what it has: for operators."""
         path = calls.node_path(node_id, "/quarantine")
         return await self._http.run(calls.send(path, quarantine, Quarantined))
+
+    async def reviews(self, node_id: str) -> ReviewList:
+        """Health reviews of a node, newest first."""
+        path = calls.node_path(node_id, "/reviews")
+        return await self._http.run(calls.read(path, ReviewList, {}))
+
+    async def close_review(self, node_id: str, closing: ReviewClosing) -> ReviewList:
+        """Close the health review of a node that somebody has looked at: for operators."""
+        path = calls.node_path(node_id, "/reviews/close")
+        return await self._http.run(calls.send(path, closing, ReviewList))
 
     async def release_node(self, node_id: str) -> None:
         """Let a quarantined node back: for operators."""

@@ -25,6 +25,8 @@ from tenure.contract.operations import (
     QuarantineRequest,
     Recovered,
     Recovery,
+    ReviewClosing,
+    ReviewList,
     RevocationRequest,
     Revoked,
 )
@@ -265,6 +267,16 @@ class Client:
         """Take a node out of service and revoke what it has: for operators."""
         path = calls.node_path(node_id, "/quarantine")
         return self._http.run(calls.send(path, quarantine, Quarantined))
+
+    def reviews(self, node_id: str) -> ReviewList:
+        """Health reviews of a node, newest first."""
+        path = calls.node_path(node_id, "/reviews")
+        return self._http.run(calls.read(path, ReviewList, {}))
+
+    def close_review(self, node_id: str, closing: ReviewClosing) -> ReviewList:
+        """Close the health review of a node that somebody has looked at: for operators."""
+        path = calls.node_path(node_id, "/reviews/close")
+        return self._http.run(calls.send(path, closing, ReviewList))
 
     def release_node(self, node_id: str) -> None:
         """Let a quarantined node back: for operators."""

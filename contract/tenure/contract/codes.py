@@ -67,6 +67,9 @@ class Reason(StrEnum):
     AUTHORITY_LOST = "authority_lost"  # handed back: the executor's own clock or a receiver said so
     UNKNOWN_TYPE = "unknown_type"  # the node does not run this type
     NODE_DRAINING = "node_draining"  # not begun, or handed back at the drain limit
+    HEARTBEATS_MISSING = "heartbeats_missing"  # a node's health review was opened
+    HEARTBEATS_RETURNED = "heartbeats_returned"
+    REVIEW_CLOSED = "review_closed"  # by an operator
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
     LOST_WITH_POSSIBLE_EFFECT = "lost_with_possible_effect"
     LOST_REPEATEDLY = "lost_repeatedly"

@@ -105,6 +105,30 @@ class Quarantined(Frozen):
     attempts: tuple[HeldAttempt, ...]
 
 
+class ReviewView(Frozen):
+    """A health review of one start of a node: its heartbeats were missing."""
+
+    incarnation: str
+    last_seen_at: datetime
+    opened_at: datetime
+    closed_at: datetime | None
+    outcome: Literal["heartbeats_returned", "operator", "node_gone"] | None
+    closed_by: str | None
+    message: str | None
+
+
+class ReviewList(Frozen):
+    """``GET /v1/nodes/{node_id}/reviews``: newest first."""
+
+    reviews: tuple[ReviewView, ...]
+
+
+class ReviewClosing(Frozen):
+    """``POST /v1/nodes/{node_id}/reviews/close``: somebody has looked at the node."""
+
+    reason: Why
+
+
 class EpochView(Frozen):
     """A time of the authority: every token that was granted in it carries its number."""
 

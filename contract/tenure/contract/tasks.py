@@ -302,6 +302,7 @@ class NodeView(Frozen):
     registered_at: datetime
     last_seen_at: datetime
     seconds_since_seen: float
+    under_review: bool = Field(description="heartbeats are missing: it gets nothing new")
 
 
 class NodeList(Frozen):

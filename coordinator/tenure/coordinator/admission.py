@@ -12,6 +12,7 @@ from tenure.coordinator.core.commands import (
     AttemptCommand,
     Cancel,
     ChangeNode,
+    CloseReview,
     Hold,
     Register,
     Release,
@@ -49,6 +50,9 @@ class Admission(Protocol):
 
     async def change_node(self, command: ChangeNode) -> Outcome:
         """Drain an incarnation, or record that it is gone."""
+
+    async def review(self, command: CloseReview) -> Outcome:
+        """Close the health review of an incarnation."""
 
     def on_commit(self, callback: Callable[[Sequence[Happened]], None]) -> None:
         """Call ``callback`` after each commit with its events. It must neither wait nor raise."""

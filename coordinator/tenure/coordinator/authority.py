@@ -16,9 +16,11 @@ from tenure.coordinator.core.commands import (
     AttemptCommand,
     Cancel,
     ChangeNode,
+    CloseReview,
     Expire,
     Hold,
     HoldRejected,
+    OpenReview,
     Quarantine,
     RefuseIntake,
     Register,
@@ -142,6 +144,10 @@ class Authority:
     async def revoke(self, commands: Sequence[Revoke | RevokeFromNode]) -> list[Outcome]:
         """Take the authority of attempts away before its time."""
         return await self._reports.submit(commands)
+
+    async def review(self, command: OpenReview | CloseReview) -> Outcome:
+        """Open or close the health review of an incarnation."""
+        return (await self._nodes.submit([command]))[0]
 
     async def quarantine(self, command: Quarantine) -> Outcome:
         """Take a node out of service, or let it back."""

@@ -23,6 +23,8 @@ from tenure.coordinator.core.commands import (
     AnyCommand,
     AttemptCommand,
     ChangeNode,
+    CloseReview,
+    OpenReview,
     Quarantine,
     Register,
     Submit,
@@ -454,7 +456,7 @@ def _row_key(entry: Entry) -> str | None:
     match entry.command:
         case None | Submit():
             return None if entry.command is None else entry.command.command_id
-        case Register() | ChangeNode() | Quarantine():
+        case Register() | ChangeNode() | Quarantine() | OpenReview() | CloseReview():
             return f"{entry.command.tenant}/{entry.command.node_id}"
         case _:
             return entry.command.task_id

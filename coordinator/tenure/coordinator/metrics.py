@@ -112,6 +112,9 @@ class Metrics:
             "tenure_oldest_waiting_seconds", "Age of the oldest task that waits for a node.", ()
         )
         self._nodes = self._gauge("tenure_nodes", "Live incarnations of nodes.", ("state",))
+        self._reviews = self._gauge(
+            "tenure_nodes_under_review", "Incarnations whose heartbeats are missing.", ()
+        )
         self._lag_rows = self._gauge(
             "tenure_outbox_lag_rows", "Rows of the log not published yet (10,000 a shard).", ()
         )
@@ -207,6 +210,7 @@ class Metrics:
         self._oldest_waiting.set(figures.oldest_waiting_seconds)
         for node_state in _LIVE_NODES:
             self._nodes.labels(node_state.value).set(figures.nodes.get(node_state.value, 0))
+        self._reviews.set(figures.nodes_under_review)
         self._intake.labels("waiting").set(figures.intake_waiting)
         self._intake.labels("refused").set(figures.intake_refused)
         self._oldest_intake.set(figures.oldest_intake_seconds)

@@ -8,7 +8,7 @@ does not run. A loop without rules: what it finds becomes commands for a lane.
 import asyncio
 import random
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 from uuid import UUID, uuid4
 
 import structlog
@@ -16,7 +16,14 @@ import structlog
 from tenure.contract.ids import AttemptId, CommandId, IncarnationId, NodeId, TaskId, TenantId
 from tenure.contract.states import NodeState
 from tenure.coordinator.authority import Authority
-from tenure.coordinator.core.commands import ChangeNode, Expire, HoldRejected, RevokeFromNode
+from tenure.coordinator.core.commands import (
+    ChangeNode,
+    CloseReview,
+    Expire,
+    HoldRejected,
+    OpenReview,
+    RevokeFromNode,
+)
 from tenure.coordinator.errors import Retryable
 from tenure.coordinator.store import named_queries
 from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError
@@ -70,6 +77,7 @@ class Sweeper:
         ]
         outcomes = await self._authority.expire(commands) if commands else []
         await self._revoke()
+        await self._review()
         await self._hold_rejected()
         now = asyncio.get_running_loop().time()
         if now >= self._housekeeping_at:
@@ -95,6 +103,23 @@ class Sweeper:
                     for record in records
                 ]
             )
+
+    async def _review(self) -> None:
+        """Look into missing heartbeats, and stop looking when they are back."""
+        silence = timedelta(microseconds=self._authority.policy.node_silence_microseconds)
+        for record in await self._pool.fetch(_QUERIES["nodes_to_review"], silence, BATCH):
+            about: dict[str, Any] = {
+                "command_id": CommandId(str(uuid4())),
+                "fingerprint": b"",
+                "tenant": TenantId(record["tenant"]),
+                "actor": ACTOR,
+                "node_id": NodeId(record["node_id"]),
+                "incarnation": IncarnationId(str(record["incarnation"])),
+            }
+            if record["under_review"]:
+                await self._authority.review(CloseReview(**about, message=None))
+            elif (await self._authority.review(OpenReview(**about))).reply is not None:
+                log.warning("node under health review", node_id=about["node_id"])
 
     async def _hold_rejected(self) -> None:
         """Look at the next of the waiting tasks that nodes have rejected: in turn, since those that

@@ -151,6 +151,7 @@ def test_every_reason_of_every_filter_is_shown() -> None:
     before_the_filters = {
         Exclusion.NODE_NOT_ACTIVE,
         Exclusion.NODE_SILENT,
+        Exclusion.NODE_UNDER_REVIEW,
         Exclusion.TASK_REJECTED,
     }
     assert reached == set(Exclusion) - before_the_filters
@@ -227,6 +228,9 @@ def test_a_node_that_drains_or_is_silent_is_asked_nothing() -> None:
     found = unavailable(replace(NODE, last_seen_at=NOW - SILENCE), NOW, SILENCE)
     assert found is not None
     assert found.code is Exclusion.NODE_SILENT
+    found = unavailable(replace(NODE, under_review=True), NOW, SILENCE)
+    assert found is not None
+    assert found.code is Exclusion.NODE_UNDER_REVIEW
 
 
 @pytest.mark.requirement("SCHED-02")

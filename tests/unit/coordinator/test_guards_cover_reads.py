@@ -13,6 +13,7 @@ from tenure.coordinator.core import commands, decisions
 from tenure.coordinator.core.commands import AnyCommand
 from tenure.coordinator.core.decide import decide
 from tenure.coordinator.core.decisions import Accepted
+from tenure.coordinator.core.rows import IncarnationRow
 from tenure.coordinator.core.snapshot import Snapshot
 from tests.support.rows import (
     ABOUT_ATTEMPT,
@@ -87,6 +88,16 @@ REVOKE = commands.Revoke(**COMMON, **THE_ATTEMPT, message="why")
 QUARANTINE = commands.Quarantine(**COMMON, node_id=NODE.node_id, reason="why")
 
 
+OPEN_REVIEW = commands.OpenReview(**COMMON, node_id=NODE.node_id, incarnation=NODE.incarnation)
+CLOSE_REVIEW = commands.CloseReview(
+    **COMMON, node_id=NODE.node_id, incarnation=NODE.incarnation, message=None
+)
+
+
+def on_node(node: IncarnationRow) -> Snapshot:
+    return Snapshot(epoch=1, incarnation=node, node_incarnation=node.incarnation)
+
+
 def situations() -> Iterator[tuple[AnyCommand, Snapshot]]:
     """Commands with snapshots in which they are accepted, every branch that writes."""
     submitted, accepted, running = (
@@ -137,6 +148,10 @@ def situations() -> Iterator[tuple[AnyCommand, Snapshot]]:
     for state in (AttemptState.SUBMITTED, AttemptState.ACCEPTED, AttemptState.RUNNING):
         yield REVOKE, with_attempt(state)
         yield commands.RevokeFromNode(**COMMON, **THE_ATTEMPT, message="why"), with_attempt(state)
+    silent = replace(NODE, last_seen_at=NOW - POLICY.node_silence_microseconds)
+    yield OPEN_REVIEW, on_node(silent)
+    yield CLOSE_REVIEW, on_node(replace(NODE, under_review=True))
+    yield replace(CLOSE_REVIEW, message="seen to"), on_node(replace(silent, under_review=True))
     yield QUARANTINE, Snapshot(epoch=1, incarnation=NODE, node_known=True)
     yield QUARANTINE, Snapshot(epoch=1, node_known=True)
     yield (
@@ -175,7 +190,7 @@ def test_a_decision_looks_at_nothing_that_its_guards_do_not_cover(
     if seen["incarnation"] - COUNTERS:
         assert (reads.incarnation, reads.incarnation_version) == (NODE.incarnation, NODE.version)
     if "last_seen_at" in seen["incarnation"]:
-        assert reads.seen_within == POLICY.node_silence_microseconds
+        assert POLICY.node_silence_microseconds in (reads.seen_within, reads.silent_for)
     if seen["incarnation"] & COUNTERS:
         assert any(isinstance(write, decisions.AttemptCreated) for write in decision.writes)
     if seen["tenant"] - ACCOUNT:
@@ -202,8 +217,8 @@ def test_a_decision_looks_at_nothing_that_its_guards_do_not_cover(
 
 def test_every_part_of_a_snapshot_is_either_watched_or_known_not_to_be() -> None:
     others = {"epoch", "command", "enqueued_task_id", "intake_waiting", "fleet"}
-    others |= {"node_known", "node_quarantined"}
+    others |= {"node_known", "node_quarantined", "node_incarnation"}
     # The epoch is a guard itself, a fleet is watched row by row, commands and rows of the intake
     # are looked up again by their ids. A node that is known stays known; whether it is quarantined
-    # is a guard.
+    # is a guard, and so is its current incarnation.
     assert {one.name for one in fields(Snapshot)} == {*ROWS, *NOT_COVERED, *others}

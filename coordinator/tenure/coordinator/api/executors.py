@@ -32,7 +32,7 @@ from tenure.coordinator.api.endpoint import Answer, Call
 from tenure.coordinator.api.problems import problem_of
 from tenure.coordinator.api.reading import Query, read_items, read_model
 from tenure.coordinator.api.syntax import UUID_PATTERN, is_uuid
-from tenure.coordinator.core.commands import AttemptCommand
+from tenure.coordinator.core.commands import AttemptCommand, CloseReview
 from tenure.coordinator.core.decisions import Outcome
 from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.errors import InvalidRequest, RequestRefused
@@ -169,6 +169,18 @@ class Executors:
             ],
             seen=incarnation,
         )
+        if known.under_review:
+            await self._admission.review(
+                CloseReview(
+                    command_id=CommandId(str(uuid4())),
+                    fingerprint=b"",
+                    tenant=call.identity.tenant,
+                    actor=call.identity.name,
+                    node_id=node_id,
+                    incarnation=incarnation,
+                    message=None,
+                )
+            )
         return Answer(
             RenewalReplies(
                 node_state=known.state,

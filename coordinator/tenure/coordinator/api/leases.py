@@ -19,6 +19,7 @@ from tenure.contract.operations import (
     QuarantineRequest,
     Recovered,
     Recovery,
+    ReviewClosing,
     RevocationRequest,
     Revoked,
 )
@@ -28,7 +29,7 @@ from tenure.coordinator.api.endpoint import Answer, Call
 from tenure.coordinator.api.executors import Nothing, node_id_of
 from tenure.coordinator.api.reading import read_model
 from tenure.coordinator.authority import Authority
-from tenure.coordinator.core.commands import Quarantine, Revoke
+from tenure.coordinator.core.commands import CloseReview, Quarantine, Revoke
 from tenure.coordinator.core.policy import contradiction
 from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.errors import InvalidRequest, RequestRefused
@@ -156,6 +157,29 @@ class Leases:
         node_id = await self._set_quarantine(call, request.reason)
         attempts = await self._reads.open_attempts(call.identity.tenant, node_id)
         return Answer(Quarantined(node_id=node_id, attempts=attempts))
+
+    async def reviews(self, call: Call) -> Answer:
+        """Health reviews of a node's starts."""
+        return Answer(await self._reads.reviews(call.identity.tenant, node_id_of(call)))
+
+    async def close_review(self, call: Call) -> Answer:
+        """Somebody has looked at the node. While it is silent, it gets nothing new all the same."""
+        request = read_model(await call.body(), ReviewClosing)
+        check_value(request.reason, "reason")
+        node_id, command_id = node_id_of(call), str(uuid4())
+        outcome = await self._authority.review(
+            CloseReview(
+                command_id=CommandId(command_id),
+                fingerprint=command_id.encode(),
+                tenant=call.identity.tenant,
+                actor=call.identity.name,
+                node_id=node_id,
+                incarnation=None,
+                message=request.reason,
+            )
+        )
+        wire.applied(outcome)
+        return Answer(await self._reads.reviews(call.identity.tenant, node_id))
 
     async def release_node(self, call: Call) -> Answer:
         """Let a quarantined node back."""

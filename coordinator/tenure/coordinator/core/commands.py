@@ -264,6 +264,23 @@ class Quarantine(Command):
     reason: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class OpenReview(Command):
+    """The sweeper misses heartbeats of an incarnation. Not stored."""
+
+    node_id: NodeId
+    incarnation: IncarnationId
+
+
+@dataclass(frozen=True, slots=True)
+class CloseReview(Command):
+    """Heartbeats have returned, or an operator has looked: ``message`` is what was found then."""
+
+    node_id: NodeId
+    incarnation: IncarnationId | None  # None: the node's current one
+    message: str | None
+
+
 AnyCommand: TypeAlias = (
     Submit
     | TakeIn
@@ -289,4 +306,6 @@ AnyCommand: TypeAlias = (
     | Register
     | ChangeNode
     | Quarantine
+    | OpenReview
+    | CloseReview
 )

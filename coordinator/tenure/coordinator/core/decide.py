@@ -11,12 +11,14 @@ from tenure.coordinator.core.commands import (
     AnyCommand,
     Cancel,
     ChangeNode,
+    CloseReview,
     ConfirmCancel,
     Deliver,
     Expire,
     Fail,
     Hold,
     HoldRejected,
+    OpenReview,
     Quarantine,
     ReceiveCancel,
     RefuseIntake,
@@ -120,5 +122,9 @@ def _decide(
             return node.change_node(command, snapshot, minted)
         case Quarantine():
             return node.quarantine(command, snapshot, minted)
+        case OpenReview():
+            return node.open_review(command, snapshot, now, minted, policy)
+        case CloseReview():
+            return node.close_review(command, snapshot, now, minted, policy)
         case _:
             assert_never(command)

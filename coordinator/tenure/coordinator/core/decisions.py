@@ -46,6 +46,7 @@ class Reads:
     deadline_passed: bool = False
     tenant_version: int | None = None  # of the item's tenant
     seen_within: int | None = None  # the incarnation was heard of within these microseconds
+    silent_for: int | None = None  # it was not, for these microseconds at least
     intake_id: int | None = None  # the row still waits
     policy_version: int | None = None  # the policy in force
     fleet: tuple[tuple[IncarnationId, int], ...] | None = None  # active ones, all, with versions
@@ -187,6 +188,16 @@ class NodeQuarantined:
 
 
 @dataclass(frozen=True, slots=True)
+class ReviewChanged:
+    """A health review of an incarnation is opened, or with an ``outcome`` closed."""
+
+    incarnation: IncarnationId
+    outcome: str | None = None
+    by: str | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class IntakeDecided:
     """A row of the intake became a task, or with a ``code`` did not."""
 
@@ -205,6 +216,7 @@ Write: TypeAlias = (
     | IncarnationCreated
     | IncarnationChanged
     | NodeQuarantined
+    | ReviewChanged
     | IntakeDecided
 )
 

@@ -34,6 +34,7 @@ class Exclusion(StrEnum):
     # Is the node there?
     NODE_NOT_ACTIVE = "node_not_active"
     NODE_SILENT = "node_silent"
+    NODE_UNDER_REVIEW = "node_under_review"
     TASK_REJECTED = "task_rejected"
     # tenant authorization
     TENANT_UNKNOWN = "tenant_unknown"
@@ -98,6 +99,8 @@ def unavailable(node: IncarnationRow, now: int, silence_microseconds: int) -> Ex
             f"the last one {silent // 1_000_000} s ago",
             silent,
         )
+    if node.under_review:
+        return Excluded(Exclusion.NODE_UNDER_REVIEW, "a closed health review", "one that is open")
     return None
 
 

@@ -54,6 +54,8 @@ def allocate(
         return Refused(Code.NODE_GONE, "the node takes no new work")
     if node.last_seen_at <= now - policy.node_silence_microseconds:
         return Refused(Code.NODE_GONE, "the node has not been heard of")
+    if node.under_review:
+        return Refused(Code.NODE_GONE, "the node is under health review")
     if has_rejected(task, node):
         return Refused(Code.WRONG_STATE, "the node has rejected the task")
     excluded = exclusion(task, node, snapshot.tenant, now)

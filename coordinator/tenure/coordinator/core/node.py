@@ -1,8 +1,17 @@
 """Decisions about nodes: a node is one name, an incarnation one start of its process."""
 
-from tenure.contract.codes import Code
+from dataclasses import replace
+from typing import Any
+
+from tenure.contract.codes import Code, Reason
 from tenure.contract.states import EntityType, NodeState
-from tenure.coordinator.core.commands import ChangeNode, Quarantine, Register
+from tenure.coordinator.core.commands import (
+    ChangeNode,
+    CloseReview,
+    OpenReview,
+    Quarantine,
+    Register,
+)
 from tenure.coordinator.core.decisions import (
     Accepted,
     Answered,
@@ -14,10 +23,12 @@ from tenure.coordinator.core.decisions import (
     Reads,
     Refused,
     Reply,
+    ReviewChanged,
     Write,
 )
 from tenure.coordinator.core.happenings import node_became
-from tenure.coordinator.core.snapshot import Minted, Snapshot
+from tenure.coordinator.core.rows import IncarnationRow
+from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot
 
 
 def register(command: Register, snapshot: Snapshot, minted: Minted) -> Decision:
@@ -156,4 +167,97 @@ def quarantine(command: Quarantine, snapshot: Snapshot, minted: Minted) -> Decis
         reply=Reply("applied"),
         writes=tuple(writes),
         events=tuple(events),
+    )
+
+
+def open_review(
+    command: OpenReview, snapshot: Snapshot, now: int, minted: Minted, policy: LeasePolicy
+) -> Decision:
+    """Missing heartbeats are looked into, and nothing new is given meanwhile. Leases are untouched:
+    only their expiry or a revocation ends authority (LEASE-07)."""
+    node = snapshot.incarnation
+    if node is None or node.state is NodeState.GONE:
+        return Refused(Code.NODE_GONE, "the incarnation has ended")
+    if node.under_review:
+        return Answered(Reply("applied"), None)
+    if node.last_seen_at > now - policy.node_silence_microseconds:
+        return Refused(Code.WRONG_STATE, "the node was heard of")
+    return _review(
+        snapshot,
+        node,
+        ReviewChanged(node.incarnation),
+        Reason.HEARTBEATS_MISSING,
+        command.actor,
+        minted,
+        silent_for=policy.node_silence_microseconds,
+        policy_version=policy.version,
+    )
+
+
+def close_review(
+    command: CloseReview, snapshot: Snapshot, now: int, minted: Minted, policy: LeasePolicy
+) -> Decision:
+    """Heartbeats have returned, or somebody has looked. Whoever is silent still gets nothing: that
+    is asked at every allocation."""
+    node = snapshot.incarnation
+    if node is None or node.tenant != command.tenant or node.node_id != command.node_id:
+        return Refused(Code.UNKNOWN_NODE, "the node has no incarnation")
+    if not node.under_review:
+        return Answered(Reply("applied"), None)
+    if command.message is not None:
+        return _review(
+            snapshot,
+            node,
+            ReviewChanged(node.incarnation, "operator", command.actor, command.message),
+            Reason.REVIEW_CLOSED,
+            command.actor,
+            minted,
+        )
+    if node.last_seen_at <= now - policy.node_silence_microseconds:
+        return Refused(Code.WRONG_STATE, "the node was not heard of")
+    return _review(
+        snapshot,
+        node,
+        ReviewChanged(node.incarnation, "heartbeats_returned", command.actor),
+        Reason.HEARTBEATS_RETURNED,
+        command.actor,
+        minted,
+        seen_within=policy.node_silence_microseconds,
+        policy_version=policy.version,
+    )
+
+
+def _review(
+    snapshot: Snapshot,
+    node: IncarnationRow,
+    change: ReviewChanged,
+    reason: Reason,
+    actor: str,
+    minted: Minted,
+    **bounds: Any,
+) -> Accepted:
+    """The node stays in its state, and its stream says why its eligibility changed."""
+    return Accepted(
+        reads=replace(
+            Reads(
+                epoch=snapshot.epoch,
+                incarnation=node.incarnation,
+                incarnation_version=node.version,
+                node_id=node.node_id,
+                node_incarnation=snapshot.node_incarnation,
+            ),
+            **bounds,
+        ),
+        reply=Reply("applied"),
+        writes=(IncarnationChanged(node.incarnation, node.state, node.sequence + 1), change),
+        events=(
+            node_became(
+                node,
+                node.state,
+                event_id=minted.event_ids[0],
+                epoch=snapshot.epoch,
+                actor=actor,
+                reason=reason,
+            ),
+        ),
     )

@@ -171,6 +171,7 @@ class IncarnationRow:
     profiles: tuple[RunProfile, ...] = ()
     executable_digest: str | None = None
     executable_withdrawn: bool = False
+    under_review: bool = False
 
 
 @dataclass(frozen=True, slots=True)

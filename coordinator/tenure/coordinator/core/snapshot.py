@@ -5,7 +5,7 @@ Units as in ``rows``.
 
 from dataclasses import dataclass
 
-from tenure.contract.ids import CommandId, EventId, TaskId, TenantId
+from tenure.contract.ids import CommandId, EventId, IncarnationId, TaskId, TenantId
 from tenure.coordinator.core.decisions import Reply
 from tenure.coordinator.core.rows import (
     AttemptRow,
@@ -43,6 +43,7 @@ class Snapshot:
     previous_incarnation: IncarnationRow | None = None  # current holder of the node's name
     node_known: bool = False  # a node of that name has registered, or was spoken of
     node_quarantined: bool = False
+    node_incarnation: IncarnationId | None = None  # the node's current one
     same_content_receipt: ReceiptRow | None = None
     enqueued_task_id: TaskId | None = None  # what the submission's key stands for in the intake
     intake_waiting: bool = False  # the command's row of the intake has not been decided

@@ -26,6 +26,7 @@ from tenure.coordinator.core.commands import (
     AnyCommand,
     Expire,
     HoldRejected,
+    OpenReview,
     RefuseIntake,
     Renew,
     RevokeFromNode,
@@ -42,6 +43,7 @@ from tenure.coordinator.core.decisions import (
     LeaseRenewed,
     NodeQuarantined,
     ReceiptRecorded,
+    ReviewChanged,
     TaskChanged,
     TaskCreated,
 )
@@ -56,7 +58,15 @@ from tenure.coordinator.store.rows import (
 MAX_ITEMS: Final = 256
 """So that the answer stays below the 8 KB that a server sends before it commits."""
 
-NOT_STORED: Final = (Renew, Allocate, Expire, RevokeFromNode, HoldRejected, RefuseIntake)
+NOT_STORED: Final = (
+    Renew,
+    Allocate,
+    Expire,
+    RevokeFromNode,
+    OpenReview,
+    HoldRejected,
+    RefuseIntake,
+)
 """Commands whose repetition is harmless by their guards alone, and whose outcome nobody asks for
 again: they leave no row in ``commands``."""
 
@@ -160,6 +170,7 @@ class _Batch:
         digest: bytes | None = None
         new_deadline: int | None = None
         quarantine: NodeQuarantined | None = None
+        review: ReviewChanged | None = None
         for write in accepted.writes:
             match write:
                 case TaskCreated():
@@ -190,6 +201,8 @@ class _Batch:
                     )
                 case NodeQuarantined():
                     quarantine = write
+                case ReviewChanged():
+                    review = write
                 case IntakeDecided():
                     state = "taken" if write.code is None else "refused"
                     self.intake.append((item, write.intake_id, state, write.code, write.message))
@@ -227,6 +240,10 @@ class _Batch:
                 reads.node_quarantined,
                 None if quarantine is None else quarantine.reason or "",
                 None if quarantine is None else quarantine.by,
+                reads.silent_for,
+                None if review is None else review.outcome or "",
+                None if review is None else review.by,
+                None if review is None else review.message,
             )
         )
 

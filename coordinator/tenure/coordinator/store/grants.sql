@@ -12,7 +12,7 @@ grant select on
     tenure.schema_migrations, tenure.authority, tenure.commands, tenure.task_types, tenure.tasks,
     tenure.task_inputs, tenure.attempts, tenure.reservations, tenure.nodes, tenure.incarnations,
     tenure.receipts, tenure.renewals, tenure.policies,
-    tenure.authority_epochs, tenure.intake, tenure.log,
+    tenure.authority_epochs, tenure.health_reviews, tenure.intake, tenure.log,
     tenure.log_default,
     tenure.tenants, tenure.accounts, tenure.profiles, tenure.executables, tenure.fact_changes,
     tenure.relay_shards

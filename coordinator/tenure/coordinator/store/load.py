@@ -13,10 +13,12 @@ from tenure.coordinator.core.commands import (
     AttemptCommand,
     Cancel,
     ChangeNode,
+    CloseReview,
     Deliver,
     Expire,
     Hold,
     HoldRejected,
+    OpenReview,
     Quarantine,
     RefuseIntake,
     Register,
@@ -37,6 +39,7 @@ from tenure.coordinator.store.rows import (
     attempt_row,
     incarnation_row,
     judged_task_row,
+    optional_incarnation,
     optional_task_id,
     receipt_row,
     stored_command,
@@ -63,6 +66,9 @@ class Loaded:
 AboutTask: TypeAlias = (
     AttemptCommand | Cancel | Hold | Release | TryAgain | Expire | Revoke | RevokeFromNode
 )
+
+
+AboutNode: TypeAlias = Register | ChangeNode | Quarantine | OpenReview | CloseReview
 
 
 async def load_attempts(asked: Asked, commands: Sequence[AboutTask]) -> Loaded:
@@ -183,14 +189,15 @@ async def _load_fleets(
     return fleets
 
 
-async def load_nodes(
-    asked: Asked, commands: Sequence[Register | ChangeNode | Quarantine]
-) -> Loaded:
+async def load_nodes(asked: Asked, commands: Sequence[AboutNode]) -> Loaded:
     """For registrations and changes of nodes."""
     records = await asked.fetch(
         _QUERIES["nodes"],
         [c.command_id for c in commands],
-        [c.incarnation if isinstance(c, ChangeNode) else None for c in commands],
+        [
+            c.incarnation if isinstance(c, ChangeNode | OpenReview | CloseReview) else None
+            for c in commands
+        ],
         [c.tenant for c in commands],
         [c.node_id for c in commands],
     )
@@ -206,6 +213,7 @@ async def load_nodes(
                 ),
                 node_known=record["node_known"],
                 node_quarantined=record["node_quarantined"],
+                node_incarnation=optional_incarnation(record["node_incarnation"]),
             )
             for command, record in zip(commands, records, strict=True)
         ],

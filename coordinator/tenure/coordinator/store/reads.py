@@ -21,6 +21,8 @@ from tenure.contract.operations import (
     HeldAttempt,
     PresentedPosition,
     PresentedToken,
+    ReviewList,
+    ReviewView,
 )
 from tenure.contract.reports import Assignment, NodeFacts, Resources
 from tenure.contract.states import (
@@ -54,6 +56,7 @@ from tenure.coordinator.store.policies import StoredPolicy, set_policy_arguments
 from tenure.coordinator.store.reading import Reader
 
 MAX_NODES: Final = 10_000
+MAX_REVIEWS: Final = 100
 MAX_ASSIGNMENTS: Final = 100_000
 MAX_RETRIED_ROWS: Final = 10_000
 MAX_COUNTED_ROWS: Final = 10_000
@@ -106,6 +109,7 @@ class KnownIncarnation:
     incarnation: IncarnationId
     state: NodeState
     queue: str
+    under_review: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,7 @@ class Figures:
     held_tasks: dict[str, int]  # by reason
     open_attempts: dict[str, int]
     nodes: dict[str, int]
+    nodes_under_review: int
     lag_rows: int
     oldest_unpublished_seconds: float
     intake_waiting: int
@@ -265,12 +270,18 @@ class Reads:
             IncarnationId(incarnation),
             NodeState(row["state"]),
             row["queue"],
+            row["under_review"],
         )
 
     async def assignments(self, tenant: TenantId, incarnation: str) -> tuple[Assignment, ...]:
         """Attempts of an incarnation that have not ended, oldest first."""
         rows = await self._reader.fetch(_NODES["assignments"], tenant, incarnation, MAX_ASSIGNMENTS)
         return tuple(Assignment(**row) for row in rows)
+
+    async def reviews(self, tenant: TenantId, node_id: str) -> ReviewList:
+        """Health reviews of a node's starts, newest first."""
+        rows = await self._reader.fetch(_NODES["reviews"], tenant, node_id, MAX_REVIEWS)
+        return ReviewList(reviews=tuple(ReviewView(**row) for row in rows))
 
     async def lease_end(self, tenant: TenantId, attempt_id: str) -> datetime | None:
         """When the lease of an attempt ends by itself."""
@@ -388,6 +399,7 @@ class Reads:
             held_tasks=_NUMBERS.validate_json(row["held"]),
             open_attempts=_NUMBERS.validate_json(row["open_attempts"]),
             nodes=_NUMBERS.validate_json(row["nodes"]),
+            nodes_under_review=row["nodes_under_review"],
             lag_rows=sum(shard["lag_rows"] for shard in shards),
             oldest_unpublished_seconds=_oldest(shards),
             intake_waiting=intake["waiting"],
@@ -474,6 +486,7 @@ def node_view(row: Record) -> NodeView:
         registered_at=row["registered_at"],
         last_seen_at=row["last_seen_at"],
         seconds_since_seen=max(0.0, row["seconds_since_seen"]),
+        under_review=row["under_review"],
     )
 
 

@@ -72,6 +72,11 @@ def optional_task_id(value: UUID | None) -> TaskId | None:
     return None if value is None else TaskId(str(value))
 
 
+def optional_incarnation(value: UUID | None) -> IncarnationId | None:
+    """The id of an incarnation; None stays None."""
+    return None if value is None else IncarnationId(str(value))
+
+
 def task_row(record: Record) -> TaskRow | None:
     """The task of a loaded record, if there was one."""
     if record["task_id"] is None:
@@ -240,6 +245,7 @@ def incarnation_row(record: Record) -> IncarnationRow | None:
         ),
         executable_digest=None if executable is None else executable.hex(),
         executable_withdrawn=record["executable_withdrawn"],
+        under_review=record["under_review"],
     )
 
 

@@ -190,6 +190,8 @@ create table incarnations (
     executable_withdrawn boolean not null default false,
     registered_at timestamptz not null,
     last_seen_at timestamptz not null,
+    under_review boolean not null default false,
+    reviewed_seen_at timestamptz,           -- when it had been heard of last, at its last review
     ended_at timestamptz,
     constraint slots_are_not_oversold check (slots_used between 0 and slots),
     constraint cpu_is_not_oversold check (cpu_millis is null or cpu_used <= cpu_millis),

@@ -37,7 +37,11 @@ create type commit_item as (
     fleet text,                 -- guard: active incarnations of the tenant, each ID:VERSION, by id
     node_quarantined boolean,   -- guard: whether the node is
     quarantine text,            -- why the node becomes so; empty: it is let back
-    quarantined_by text
+    quarantined_by text,
+    silent_for bigint,          -- guard: microseconds that the incarnation was not heard of
+    review text,                -- outcome of its health review; empty: one is opened
+    review_by text,
+    review_message text
 );
 create type task_insert as (
     item integer, task_id uuid, tenant text, type text, input json, priority smallint,
@@ -253,6 +257,9 @@ begin
                 when i.new_deadline <= m.at then 1
                 when i.seen_within is not null and not coalesce(
                     n.last_seen_at > m.at - i.seen_within * interval '1 microsecond', false)
+                    then 1
+                when i.silent_for is not null and not coalesce(
+                    n.last_seen_at <= m.at - i.silent_for * interval '1 microsecond', false)
                     then 1
                 else 0
             end as outcome
@@ -557,6 +564,31 @@ begin
         from unnest(p_items) with ordinality i
         where i.quarantine is not null and outcomes[i.ordinality] = 0
           and o.tenant = i.tenant and o.node_id = i.node_id;
+
+        insert into health_reviews (tenant, node_id, incarnation, last_seen_at, opened_at)
+        select n.tenant, n.node_id, n.incarnation, n.last_seen_at, decided[i.ordinality]
+        from unnest(p_items) with ordinality i
+        join incarnations n on n.incarnation = i.incarnation
+        where i.review = '' and outcomes[i.ordinality] = 0;
+        update health_reviews h set
+            closed_at = decided[w.item], outcome = w.outcome, closed_by = w.closed_by,
+            message = w.message
+        from (
+            select i.ordinality as item, i.incarnation, i.review as outcome,
+                i.review_by as closed_by, i.review_message as message
+            from unnest(p_items) with ordinality i where i.review <> ''
+            union all
+            select u.item, u.incarnation, 'node_gone', null, null
+            from unnest(p_incarnation_updates) u where u.state = 'gone'
+        ) w
+        where h.incarnation = w.incarnation and h.closed_at is null and outcomes[w.item] = 0;
+        update incarnations n set
+            under_review = i.review = '',
+            reviewed_seen_at = case when i.review = '' then n.last_seen_at
+                else n.reviewed_seen_at end
+        from unnest(p_items) with ordinality i
+        where i.review is not null and outcomes[i.ordinality] = 0
+          and n.incarnation = i.incarnation;
     end if;
 
     if cardinality(p_intake) > 0 then

@@ -71,6 +71,7 @@ select
     n.cpu_millis as node_cpu_millis, n.memory_bytes as node_memory_bytes, n.slots_used,
     n.cpu_used, n.memory_used, n.task_types, n.last_seen_at, n.facts::text as node_facts,
     n.profile_digests, n.type_effects, n.executable_digest, n.executable_withdrawn,
+    n.under_review,
     t.profile_digest, p.type as profile_type, p.effects as profile_effects,
     p.max_attempts as profile_max_attempts, p.cpu_millis as profile_cpu_millis,
     p.memory_bytes as profile_memory_bytes, p.locations as profile_locations,
@@ -93,7 +94,8 @@ select
     n.version as node_version, n.sequence as node_sequence, n.slots,
     n.cpu_millis as node_cpu_millis, n.memory_bytes as node_memory_bytes, n.slots_used,
     n.cpu_used, n.memory_used, n.task_types, n.last_seen_at, n.facts::text as node_facts,
-    n.profile_digests, n.type_effects, n.executable_digest, n.executable_withdrawn
+    n.profile_digests, n.type_effects, n.executable_digest, n.executable_withdrawn,
+    n.under_review
 from tenure.incarnations n
 where n.tenant = any($1::text[]) and n.state = 'active'
 order by n.incarnation;
@@ -108,7 +110,9 @@ select
     n.cpu_millis as node_cpu_millis, n.memory_bytes as node_memory_bytes, n.slots_used,
     n.cpu_used, n.memory_used, n.task_types, n.last_seen_at, n.facts::text as node_facts,
     n.profile_digests, n.type_effects, n.executable_digest, n.executable_withdrawn,
-    o.node_id is not null as node_known, o.quarantined_at is not null as node_quarantined
+    n.under_review,
+    o.node_id is not null as node_known, o.quarantined_at is not null as node_quarantined,
+    o.incarnation as node_incarnation
 from unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[]) with ordinality
     as i (command_id, incarnation, tenant, node_id, ord)
 left join tenure.commands c on c.command_id = i.command_id

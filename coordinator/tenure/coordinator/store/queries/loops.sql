@@ -14,6 +14,7 @@ select
     n.cpu_millis as node_cpu_millis, n.memory_bytes as node_memory_bytes, n.slots_used,
     n.cpu_used, n.memory_used, n.task_types, n.last_seen_at, n.facts::text as node_facts,
     n.profile_digests, n.type_effects, n.executable_digest, n.executable_withdrawn,
+    n.under_review,
     e.tenant as fact_tenant, e.version as tenant_version, e.state as tenant_state, e.weight,
     e.node_pools, e.locations as tenant_locations, e.networks as tenant_networks, e.budget_minor,
     e.budget_unlimited, b.held_minor, b.spent_minor,
@@ -52,7 +53,7 @@ select
 from tenure.incarnations n
 left join tenure.tenants e on e.tenant = n.tenant
 left join tenure.accounts b on b.tenant = n.tenant
-where n.state = 'active' and n.slots_used < n.slots
+where n.state = 'active' and not n.under_review and n.slots_used < n.slots
   and n.last_seen_at > (select clock_timestamp() - $1::interval)
 order by n.incarnation;
 
@@ -141,6 +142,18 @@ select n.tenant, n.node_id, n.incarnation from tenure.incarnations n
 where n.state <> 'gone' and n.last_seen_at < (select clock_timestamp() - $1::interval)
   and not exists (
       select 1 from tenure.attempts a where a.incarnation = n.incarnation and a.ended_at is null)
+limit $2;
+
+-- name: nodes_to_review
+-- Incarnations not heard of within $1 that nobody has looked at since they were heard of last, and
+-- those under review that were heard of again. $2 how many.
+select n.tenant, n.node_id, n.incarnation, n.under_review
+from tenure.incarnations n
+where n.state <> 'gone' and case
+    when n.under_review then n.last_seen_at > (select clock_timestamp() - $1::interval)
+    else n.last_seen_at <= (select clock_timestamp() - $1::interval)
+        and n.last_seen_at is distinct from n.reviewed_seen_at
+    end
 limit $2;
 
 -- name: waiting_intake

@@ -1,7 +1,7 @@
 -- Reads about nodes, for executors, operators and the broker's topology.
 
 -- name: incarnation
-select node_id, state, queue
+select node_id, state, queue, under_review
 from tenure.incarnations where tenant = $1 and incarnation = $2::uuid
 
 -- name: assignments
@@ -13,6 +13,15 @@ from tenure.attempts a
 join tenure.tasks t on t.task_id = a.task_id
 where a.tenant = $1 and a.incarnation = $2::uuid and a.ended_at is null
 order by a.submitted_at, a.attempt_id
+limit $3
+
+-- name: reviews
+-- Of node $2, newest first; $3: at most so many.
+select
+    incarnation::text as incarnation, last_seen_at, opened_at, closed_at, outcome, closed_by, message
+from tenure.health_reviews
+where tenant = $1 and node_id = $2
+order by review_id desc
 limit $3
 
 -- name: lease_end
@@ -39,7 +48,7 @@ select
     node_id, incarnation::text as incarnation, state, software, protocol_version, slots, slots_used,
     cpu_millis, memory_bytes, cpu_used, memory_used, task_types, profile_digests,
     facts::text as facts, executable_name, executable_version, executable_digest,
-    executable_withdrawn, registered_at, last_seen_at,
+    executable_withdrawn, under_review, registered_at, last_seen_at,
     extract(epoch from clock_timestamp() - last_seen_at)::float8 as seconds_since_seen
 from tenure.incarnations
 where tenant = $1
@@ -54,7 +63,7 @@ select
     n.incarnation::text as incarnation, n.state, n.software, n.protocol_version, n.slots,
     n.slots_used, n.cpu_millis, n.memory_bytes, n.cpu_used, n.memory_used, n.task_types,
     n.profile_digests, n.facts::text as facts, n.executable_name, n.executable_version,
-    n.executable_digest, n.executable_withdrawn, n.registered_at, n.last_seen_at,
+    n.executable_digest, n.executable_withdrawn, n.under_review, n.registered_at, n.last_seen_at,
     extract(epoch from clock_timestamp() - n.last_seen_at)::float8 as seconds_since_seen
 from tenure.nodes o
 left join tenure.incarnations n on n.incarnation = o.incarnation

@@ -48,7 +48,10 @@ select
             select state, count(*) as number from tenure.incarnations where state <> 'gone'
             group by state
         ) live
-    ) as nodes
+    ) as nodes,
+    (
+        select count(*) from tenure.incarnations where state <> 'gone' and under_review
+    ) as nodes_under_review
 from (
     select
         count(*) as tasks,
