@@ -112,7 +112,7 @@ async def test_a_task_that_takes_its_processes_down_is_held_in_the_end(bench: Be
     task_id = await bench.submit()
     for _ in range(LOSSES_UNTIL_HELD):
         assert (await bench.task(task_id))["state"] == "open"
-        await bench.owner.execute("update tenure.tasks set not_before = null")
+        await bench.owner.execute("update tenure.tasks set not_before = null, ripe = true")
         held = await bench.assigned(task_id)
         await bench.take(held)
         await bench.end_lease(held)

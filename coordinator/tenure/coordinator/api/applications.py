@@ -37,6 +37,17 @@ from tenure.coordinator.submission import submission
 from tenure.coordinator.waiters import WAKING_STATES, Waiter, Waiters
 
 MAX_KEY_CHARACTERS = 255
+NEVER_TAKEN_IN = (
+    Code.UNKNOWN_TASK_TYPE,
+    Code.DEADLINE_IN_THE_PAST,
+    Code.IDEMPOTENCY_CONFLICT,
+    Code.PAYLOAD_TOO_LARGE,
+    Code.INVALID_FIELD,
+    Code.INVALID_CHARACTER,
+    Code.MALFORMED_JSON,
+    Code.INTERNAL_REFUSED,
+)
+"""Why a task that was enqueued is none: told to whoever asks for it."""
 ENQUEUED_LOOK_SECONDS = 0.5
 """How often a waiting request looks again at what is enqueued and not a task so far: its refusal is
 no event. Short, since it is taken in within a second, unless nothing can be."""
@@ -129,7 +140,7 @@ class Applications:
         task_id = task_id_of(call)
         view = await self._reads.task(call.identity.tenant, task_id)
         if view is None:
-            raise await self._absent(call, task_id)
+            raise await absent(self._reads, call, task_id)
         return Answer(view)
 
     async def list_tasks(self, call: Call) -> Answer:
@@ -195,11 +206,6 @@ class Applications:
             raise _not_taken_in(task_id, found.enqueued)
         return found
 
-    async def _absent(self, call: Call, task_id: TaskId) -> TenureError:
-        """Why there is no such task: nobody has heard of it, or it is on its way."""
-        enqueued = await self._reads.enqueued(call.identity.tenant, task_id)
-        return no_task(task_id) if enqueued is None else _not_taken_in(task_id, enqueued)
-
     async def cancel(self, call: Call) -> Answer:
         """End a task, or ask its attempt to."""
         task_id = task_id_of(call)
@@ -209,7 +215,7 @@ class Applications:
         )
         outcome = await self._admission.cancel(command)
         if outcome.refused is not None and outcome.refused.code is Code.NOT_FOUND:
-            raise await self._absent(call, task_id)
+            raise await absent(self._reads, call, task_id)
         return Answer(wire.cancel_reply(task_id, outcome))
 
     async def stream(self, call: Call) -> Answer:
@@ -232,7 +238,7 @@ class Applications:
                 limit=query.limit,
             )
         if view is None and entity == EntityType.TASK and is_uuid(entity_id):
-            raise await self._absent(call, TaskId(entity_id))
+            raise await absent(self._reads, call, TaskId(entity_id))
         if view is None:
             raise RequestRefused(Code.NOT_FOUND, f"There is no {entity} {entity_id!r}.")
         return Answer(view)
@@ -285,6 +291,12 @@ def task_id_of(call: Call) -> TaskId:
     if not is_uuid(task_id):
         raise no_task(task_id)
     return TaskId(task_id)
+
+
+async def absent(reads: Reads, call: Call, task_id: TaskId) -> TenureError:
+    """Why there is no such task: nobody has heard of it, or it is on its way."""
+    enqueued = await reads.enqueued(call.identity.tenant, task_id)
+    return no_task(task_id) if enqueued is None else _not_taken_in(task_id, enqueued)
 
 
 def no_task(task_id: str) -> RequestRefused:

@@ -2,6 +2,7 @@
 
 from tenure.contract.codes import Code
 from tenure.contract.tasks import HoldRequest, InterventionReply, ReceiptList, RetryReply
+from tenure.coordinator.api.applications import NEVER_TAKEN_IN
 from tenure.coordinator.api.endpoint import READERS, Endpoint
 from tenure.coordinator.api.executors import Nothing
 from tenure.coordinator.api.gate import Gate
@@ -9,7 +10,7 @@ from tenure.coordinator.api.interventions import Interventions
 from tenure.coordinator.identities import Role
 
 _OPERATORS = frozenset({Role.OPERATOR})
-_REFUSALS = (Code.NOT_FOUND, Code.WRONG_STATE)
+_REFUSALS = (Code.NOT_FOUND, Code.WRONG_STATE, *NEVER_TAKEN_IN)
 
 
 def intervention_endpoints(tasks: Interventions, gate: Gate) -> tuple[Endpoint, ...]:
@@ -23,7 +24,7 @@ def intervention_endpoints(tasks: Interventions, gate: Gate) -> tuple[Endpoint, 
             READERS,
             tasks.receipts,
             ReceiptList,
-            codes=(Code.NOT_FOUND,),
+            codes=(Code.NOT_FOUND, *NEVER_TAKEN_IN),
         ),
         Endpoint(
             "POST",
@@ -59,6 +60,6 @@ def intervention_endpoints(tasks: Interventions, gate: Gate) -> tuple[Endpoint, 
             RetryReply,
             body=Nothing,
             gate=gate,
-            codes=(*_REFUSALS, Code.UNKNOWN_TASK_TYPE),
+            codes=_REFUSALS,
         ),
     )

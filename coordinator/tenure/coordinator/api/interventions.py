@@ -22,7 +22,7 @@ from tenure.contract.tasks import (
 )
 from tenure.coordinator.admission import Admission
 from tenure.coordinator.api import wire
-from tenure.coordinator.api.applications import no_task, refuse_body, task_id_of
+from tenure.coordinator.api.applications import absent, refuse_body, task_id_of
 from tenure.coordinator.api.endpoint import Answer, Call
 from tenure.coordinator.api.reading import read_model
 from tenure.coordinator.core import commands
@@ -58,14 +58,14 @@ class Interventions:
         check_value(request.reason, "reason")
         task_id = task_id_of(call)
         command = commands.Hold(**_about(call, task_id, "hold"), message=request.reason)
-        return _answer(call, await self._intervene(task_id, command))
+        return _answer(call, await self._intervene(call, task_id, command))
 
     async def release(self, call: Call) -> Answer:
         """Let a held task wait for a node again."""
         task_id = task_id_of(call)
         await refuse_body(call)
         command = commands.Release(**_about(call, task_id, "release"))
-        return _answer(call, await self._intervene(task_id, command))
+        return _answer(call, await self._intervene(call, task_id, command))
 
     async def retry(self, call: Call) -> Answer:
         """The next attempt now; for a task that has ended without a delivery a new task (STATE-02:
@@ -74,11 +74,19 @@ class Interventions:
         await refuse_body(call)
         view = await self._reads.task(call.identity.tenant, task_id)
         if view is None:
-            raise no_task(task_id)
+            raise await absent(self._reads, call, task_id)
         if view.state in DONE_AGAIN:
-            return await self._submit_again(call, view)
+            new_task_id = view.retried_by or await self._submit_again(call, view)
+            return Answer(
+                RetryReply(
+                    task_id=task_id,
+                    state=view.state,
+                    outcome="submitted_again",
+                    new_task_id=new_task_id,
+                )
+            )
         reply = await self._intervene(
-            task_id, commands.TryAgain(**_about(call, task_id, "try again"))
+            call, task_id, commands.TryAgain(**_about(call, task_id, "try again"))
         )
         log.info("task is tried again", by=call.identity.name, task_id=task_id)
         return Answer(RetryReply(task_id=task_id, state=_state(reply), outcome="waiting"))
@@ -88,16 +96,19 @@ class Interventions:
         task_id = task_id_of(call)
         receipts = await self._reads.receipts(call.identity.tenant, task_id)
         if receipts is None:
-            raise no_task(task_id)
+            raise await absent(self._reads, call, task_id)
         return Answer(ReceiptList(receipts=receipts))
 
     async def _intervene(
-        self, task_id: TaskId, command: commands.Hold | commands.Release | commands.TryAgain
+        self,
+        call: Call,
+        task_id: TaskId,
+        command: commands.Hold | commands.Release | commands.TryAgain,
     ) -> Reply:
         (outcome,) = await self._admission.intervene([command])
         refused = outcome.refused
         if refused is not None and refused.code is Code.NOT_FOUND:
-            raise no_task(task_id)
+            raise await absent(self._reads, call, task_id)
         if refused is not None and refused.code is Code.WRONG_STATE:
             raise RequestRefused(
                 Code.WRONG_STATE,
@@ -106,7 +117,7 @@ class Interventions:
             )
         return wire.applied(outcome)
 
-    async def _submit_again(self, call: Call, view: TaskView) -> Answer:
+    async def _submit_again(self, call: Call, view: TaskView) -> str:
         """The same content under the declaration that its type has now. The id of the submission
         comes from the ended task, so that asking again gives the same new task."""
         request = TaskSubmission(
@@ -127,14 +138,7 @@ class Interventions:
         (outcome,) = await self._admission.submit([command])
         new = wire.submitted(outcome)
         log.info("ended task is done again", by=call.identity.name, task_id=view.task_id)
-        return Answer(
-            RetryReply(
-                task_id=view.task_id,
-                state=view.state,
-                outcome="submitted_again",
-                new_task_id=new.task_id,
-            )
-        )
+        return new.task_id
 
 
 def _about(call: Call, task_id: TaskId, verb: str) -> dict[str, Any]:

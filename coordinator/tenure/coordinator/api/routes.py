@@ -39,6 +39,7 @@ from tenure.contract.tasks import (
     TaskView,
 )
 from tenure.coordinator.api.applications import (
+    NEVER_TAKEN_IN,
     Applications,
     StreamQuery,
     TaskListQuery,
@@ -66,18 +67,6 @@ from tenure.coordinator.api.scheduling import Scheduling
 from tenure.coordinator.api.scheduling_routes import scheduling_endpoints
 from tenure.coordinator.errors import RequestRefused
 from tenure.coordinator.identities import Role
-
-NEVER_TAKEN_IN = (
-    Code.UNKNOWN_TASK_TYPE,
-    Code.DEADLINE_IN_THE_PAST,
-    Code.IDEMPOTENCY_CONFLICT,
-    Code.PAYLOAD_TOO_LARGE,
-    Code.INVALID_FIELD,
-    Code.INVALID_CHARACTER,
-    Code.MALFORMED_JSON,
-    Code.INTERNAL_REFUSED,
-)
-"""Why a task that was enqueued is none: told to whoever asks for it."""
 
 Plain = Callable[[Request], Awaitable[Response]]
 
