@@ -46,7 +46,7 @@ ENDING_NONE: set[type[commands.Command]] = {
     commands.Submit, commands.TakeIn, commands.RefuseIntake, commands.Release, commands.TryAgain,
     commands.HoldRejected, commands.Accept, commands.Start, commands.Take, commands.ReceiveCancel,
     commands.Renew, commands.Allocate, commands.Register, commands.ChangeNode,
-    commands.Quarantine,
+    commands.Quarantine, commands.OpenReview, commands.CloseReview,
 }  # fmt: skip
 """Of these no decision ends an attempt, which is checked where they are decided."""
 

@@ -73,6 +73,11 @@ async def test_a_refused_row_is_told_whoever_asks_for_its_task(
         # Another tenant has never heard of it.
         reply = await api.stranger.http.request(method, path)
         assert (reply.status_code, reply.json()["code"]) == (404, "not_found"), path
+    for verb, body in (("hold", {"reason": "why"}), ("release", None), ("retry", None)):
+        reply = await api.operator.post(f"/v1/tasks/{task_id}/{verb}", body)
+        assert (reply.status_code, reply.json()["code"]) == (422, "unknown_task_type"), verb
+    reply = await api.reader.get(f"/v1/tasks/{task_id}/receipts")
+    assert (reply.status_code, reply.json()["code"]) == (422, "unknown_task_type")
 
 
 async def test_what_waits_to_be_taken_in_is_open_and_may_be_asked_for_again(
