@@ -37,6 +37,7 @@ system-deps: ## Install a RabbitMQ server where that can be done without asking
 .PHONY: test-deps
 test-deps:
 	@deploy/install-pgbouncer || true
+	@deploy/install-libfaketime || true
 
 .PHONY: demo
 demo: install system-deps ## Hash every file of a folder, end to end; ARGS="--input DIR" for another folder

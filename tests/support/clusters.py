@@ -5,6 +5,7 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from glob import glob
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -18,7 +19,7 @@ from tenure.cli.local.postgres import PrivatePostgres
 from tests.support.isolation import FreshDatabase
 from tests.support.services import POSTGRES_SETTINGS
 
-FAKETIME: Final = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+FAKETIME: Final = "/usr/lib/*/faketime/libfaketimeMT.so.1"
 """Shifts the clock of one process, as its file says."""
 STANDBY: Final = "standby1"
 
@@ -40,8 +41,10 @@ class ShiftedClock:
     @property
     def environment(self) -> dict[str, str]:
         """What makes a program go by this clock; sleeps and timeouts stay as they are."""
+        libraries = glob(FAKETIME)
+        assert libraries, "libfaketime is missing: run `make test-deps`"
         return {
-            "LD_PRELOAD": str(FAKETIME),
+            "LD_PRELOAD": libraries[0],
             "FAKETIME_TIMESTAMP_FILE": str(self._path),
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",

@@ -213,8 +213,9 @@ async def a_revocation_from_a_node(bench: Bench) -> Send:
 
 
 async def a_quarantine(bench: Bench) -> Send:
-    await bench.register("another")
-    command = Quarantine(CommandId(str(uuid4())), b"", TENANT, "operator", NodeId("another"), "why")
+    node = f"node-{uuid4()}"  # a quarantine outlives registrations
+    await bench.register(node)
+    command = Quarantine(CommandId(str(uuid4())), b"", TENANT, "operator", NodeId(node), "why")
     return lambda: bench.authority.quarantine(command)
 
 

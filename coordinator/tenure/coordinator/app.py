@@ -302,6 +302,8 @@ class Coordinator:
 
     async def _check_authority(self) -> None:
         found = await self._authority.standing()
+        clock = self._authority.clock
+        self.metrics.set_clock_steps(backward=clock.backward_steps, forward=clock.forward_steps)
         self.metrics.set_standing(found.epoch, lost=found.lost_since is not None)
         if found.epoch is None:
             refused = await self._authority.why_unconfirmed()

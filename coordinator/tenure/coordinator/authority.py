@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic_ns
 from typing import Any, Final, cast
 
 import structlog
@@ -10,6 +11,7 @@ from tenure.contract.codes import Code
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoints
 from tenure.contract.ids import IncarnationId
 from tenure.contract.topology import DEFAULT_PREFIX
+from tenure.coordinator.clock import ClockWatch, Reading
 from tenure.coordinator.core.commands import (
     Allocate,
     AnyCommand,
@@ -77,6 +79,7 @@ class Authority:
         faults: FaultPoints = NO_FAULTS,
     ) -> None:
         self._pool = pool
+        self.clock = ClockWatch()
         self.policies = Policies(pool, policy or LeasePolicy())
         self._prefix = prefix
         self._observer = observer
@@ -219,7 +222,13 @@ class Authority:
     async def standing(self) -> store.Standing:
         """How the authority stands. Opens the next epoch first when the server was promoted and the
         policy says to go on. Raises what the driver raises."""
+        sent = monotonic_ns() // 1000
         found = await store.standing(self._pool)
+        step = self.clock.observe(Reading(sent, found.clock, monotonic_ns() // 1000))
+        if step < 0:
+            log.error("the database's clock was set back", seconds=-step / 1_000_000)
+        elif step > 0:
+            log.warning("the database's clock leapt forward", seconds=step / 1_000_000)
         if found.epoch is None and found.lost_since is None:
             epoch = await store.open_epoch_after_promotion(self._pool, ACTOR)
             if epoch is not None:

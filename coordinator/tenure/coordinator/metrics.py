@@ -90,6 +90,11 @@ class Metrics:
         self._history_lost = self._gauge(
             "tenure_authority_history_lost", "1 while history is proven to be lost.", ()
         )
+        self._clock_steps = self._gauge(
+            "tenure_clock_steps",
+            "How often the database's clock was seen to be set, since this replica started.",
+            ("direction",),
+        )
         self._policy_version = self._gauge(
             "tenure_policy_version", "The lease policy that this replica decides by.", ()
         )
@@ -190,6 +195,11 @@ class Metrics:
         """Whether anything is granted, and under which epoch."""
         self._epoch.set(epoch or 0)
         self._history_lost.set(lost)
+
+    def set_clock_steps(self, *, backward: int, forward: int) -> None:
+        """How often the database's clock was set."""
+        self._clock_steps.labels("backward").set(backward)
+        self._clock_steps.labels("forward").set(forward)
 
     def set_policy_version(self, version: int) -> None:
         """The policy in force."""

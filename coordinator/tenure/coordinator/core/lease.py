@@ -213,6 +213,8 @@ def revoke(
     if task.current_attempt_id != attempt.attempt_id or not (
         submitted or attempt.state in _RENEWABLE
     ):
+        if isinstance(command, RevokeFromNode):
+            return Refused(Code.WRONG_STATE, "the attempt has ended")
         return Answered(
             Reply(
                 "ended",

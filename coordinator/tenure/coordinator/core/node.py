@@ -179,7 +179,7 @@ def open_review(
     if node is None or node.state is NodeState.GONE:
         return Refused(Code.NODE_GONE, "the incarnation has ended")
     if node.under_review:
-        return Answered(Reply("applied"), None)
+        return Refused(Code.WRONG_STATE, "a review is open")
     if node.last_seen_at > now - policy.node_silence_microseconds:
         return Refused(Code.WRONG_STATE, "the node was heard of")
     return _review(

@@ -9,6 +9,7 @@ from asyncpg import Pool
 
 from tenure.contract.ids import FencingToken, TaskId, TenantId
 from tenure.coordinator.store import named_queries
+from tenure.coordinator.store.rows import to_microseconds
 
 _QUERIES: Final = named_queries.load("authority.sql")
 
@@ -21,6 +22,7 @@ class Standing:
     epoch: int | None
     stored_epoch: int
     lost_since: datetime | None
+    clock: int  # microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,9 @@ async def standing(pool: Pool) -> Standing:
     """How the authority stands. Raises what asyncpg raises."""
     row = await pool.fetchrow(_QUERIES["standing"])
     assert row is not None
-    return Standing(row["epoch"], row["stored_epoch"], row["lost_at"])
+    return Standing(
+        row["epoch"], row["stored_epoch"], row["lost_at"], to_microseconds(row["clock"])
+    )
 
 
 async def open_epoch_after_promotion(pool: Pool, by: str) -> int | None:

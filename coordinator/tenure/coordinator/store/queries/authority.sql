@@ -1,7 +1,8 @@
 -- The authority's own row.
 
 -- name: standing
-select tenure.confirmed_epoch() as epoch, epoch as stored_epoch, lost_at from tenure.authority
+select tenure.confirmed_epoch() as epoch, epoch as stored_epoch, lost_at, clock_timestamp() as clock
+from tenure.authority
 
 -- name: show
 select
