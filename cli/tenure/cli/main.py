@@ -112,6 +112,7 @@ def build_app(words: "Sequence[str]" = ()) -> "App":
     add("processes:relay", "relay", "Run a relay.")
     add("processes:executor", "executor", "Run an executor.")
     add("migrate:app", "migrate", "Bring the database up to date.")
+    add("verify:verify", "verify", "Find what breaks an invariant in the database.")
     add("config:app", "config", "Check and show settings.")
     add("doctor:doctor", "doctor", "Say what is wrong, and what to do.")
     add("guard:app", "guard", "What guarded databases need.")
