@@ -44,6 +44,7 @@ ENDING: set[type[commands.Command]] = {
 }  # fmt: skip
 ENDING_NONE: set[type[commands.Command]] = {
     commands.Submit, commands.TakeIn, commands.RefuseIntake, commands.Release, commands.TryAgain,
+    commands.MoveProfile,
     commands.HoldRejected, commands.Accept, commands.Start, commands.Take, commands.ReceiveCancel,
     commands.Renew, commands.Allocate, commands.Register, commands.ChangeNode,
     commands.Quarantine, commands.OpenReview, commands.CloseReview,

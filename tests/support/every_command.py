@@ -23,6 +23,7 @@ from tenure.coordinator.core.commands import (
     Fail,
     Hold,
     HoldRejected,
+    MoveProfile,
     OpenReview,
     Quarantine,
     ReceiveCancel,
@@ -44,6 +45,7 @@ from tenure.coordinator.intake import refusal, take_in
 from tenure.coordinator.store.rows import IntakeRow, intake_row
 from tests.support import steps
 from tests.support.authority import TENANT, Bench
+from tests.support.rows import declared
 
 Send = Callable[[], Awaitable[Outcome]]
 Prepare = Callable[[Bench], Awaitable[Send]]
@@ -75,6 +77,13 @@ async def a_release(bench: Bench) -> Send:
     task_id = await bench.submit()
     await bench.hold(task_id)
     command = Release(**_said(task_id))
+    return lambda: first(bench.authority.intervene([command]))
+
+
+async def a_move_to_another_profile(bench: Bench) -> Send:
+    task_id = await bench.submit()
+    other = declared("sha256", max_attempts=2)
+    command = MoveProfile(**_said(task_id), profile=other.profile)
     return lambda: first(bench.authority.intervene([command]))
 
 
@@ -277,6 +286,7 @@ STORED: dict[Prepare, type[Command]] = {
     a_requested_cancellation: Cancel,
     a_hold: Hold,
     a_release: Release,
+    a_move_to_another_profile: MoveProfile,
     a_retry: TryAgain,
     a_received_cancellation: ReceiveCancel,
     an_acceptance: Accept,

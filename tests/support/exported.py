@@ -37,7 +37,15 @@ def table() -> tuple[Endpoint, ...]:
     handlers = cast(
         Handlers,
         Mock(
-            spec=["applications", "executors", "operators", "leases", "scheduling", "interventions"]
+            spec=[
+                "applications",
+                "executors",
+                "operators",
+                "leases",
+                "scheduling",
+                "interventions",
+                "programs",
+            ]
         ),
     )
     gate = cast(Gate, Mock())

@@ -102,6 +102,8 @@ def build_app(words: "Sequence[str]" = ()) -> "App":
     add("why:why", "why", "Say why a task is not running.")
     add("nodes:app", "node", "See the executors' processes.")
     add("policy:app", "policy", "See and set the terms of leases.")
+    add("programs:profiles", "profile", "See and register workload profiles.")
+    add("programs:executables", "executable", "See and withdraw the programs of nodes.")
     add("tenants:app", "tenant", "See and state what tenants may use.")
     add("authority:app", "authority", "See who decides, and whether it may.")
     add("authority:recover", "recover", "Make a restored database the authority.")

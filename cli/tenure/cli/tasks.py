@@ -61,6 +61,9 @@ def submit(
         str | None, Parameter(help="Cores it takes, like 2 or 500m; none: as the type declares.")
     ] = None,
     memory: Annotated[str | None, Parameter(help="Memory it takes, like 2Gi or 512M.")] = None,
+    explain: Annotated[
+        bool, Parameter(negative="", help="Only say which nodes could take it; make no task.")
+    ] = False,
     output: Output = "table",
 ) -> None:
     """Make a task and print its id; with --wait, print its output.
@@ -77,7 +80,28 @@ def submit(
         settings["deadline"] = read_instant(deadline, "--deadline")
     if cpu is not None or memory is not None:
         settings["resources"] = _resources(cpu or "0", memory or "0")
+    if explain:
+        if wait or key is not None:
+            raise UsageError("--explain makes no task: leave out --wait and --key.")
+        del settings["idempotency_key"]
+        _explain(type_name, value, settings, output)
+        return
     asyncio.run(_submit(type_name, value, settings, wait, timeout, output == "json"))
+
+
+def _explain(type_name: str, value: Any, settings: dict[str, Any], output: Output) -> None:
+    from tenure.cli.why import print_explanation, sentence
+
+    async def ask() -> Any:
+        async with open_client() as client:
+            return await client.explain(type_name, value, **settings)
+
+    found = asyncio.run(ask())
+    if output == "json":
+        print_json(found)
+        return
+    print(f"{found.type}, number {found.position} of what waits: {sentence(found.explanation)}")
+    print_explanation(found.explanation)
 
 
 async def _submit(
@@ -160,7 +184,7 @@ async def _why_waiting(client: "AsyncClient", view: TaskView) -> str:
         found = await client.task(view.task_id).why()
     except ClientError:
         return ""
-    return f"{sentence(found)}; see `tenure why {view.task_id}`"
+    return f"{sentence(found.explanation)}; see `tenure why {view.task_id}`"
 
 
 @app.command(name="list")
@@ -243,6 +267,25 @@ def hold(
             return await client.task(task_id).hold(reason)
 
     _print_word(asyncio.run(ask()), "held", output)
+
+
+@app.command(name="move-profile")
+def move_profile(
+    task_id: TaskIdWord,
+    /,
+    *,
+    to: Annotated[
+        str | None, Parameter(help="Digest of the profile; none: the one that new tasks get.")
+    ] = None,
+    output: Output = "table",
+) -> None:
+    """Freeze another profile of its type in a waiting task, so that other builds may take it."""
+
+    async def ask() -> Any:
+        async with open_client() as client:
+            return await client.task(task_id).move_profile(to)
+
+    _print_word(asyncio.run(ask()), "moved to another profile", output)
 
 
 @app.command

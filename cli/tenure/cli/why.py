@@ -8,17 +8,34 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from tenure.cli.connection import open_client
+from tenure.cli.exits import UsageError
 from tenure.cli.output import Output, ago, print_fields, print_json, print_table
-from tenure.contract.scheduling import Explanation, FilterView, Why
+from tenure.contract.scheduling import Explanation, FilterView
 
 TaskIdWord = Annotated[
     str, Parameter(name="ID", help="Of the task, as `tenure submit` and `tenure task list` say it.")
 ]
 
 
-def why(task_id: TaskIdWord, /, *, output: Output = "table") -> None:
+def why(
+    task_id: TaskIdWord | None = None,
+    /,
+    *,
+    backlog: Annotated[
+        bool, Parameter(negative="", help="Of everything that waits, by kind.")
+    ] = False,
+    output: Output = "table",
+) -> None:
     """Say why a task is not running: what each filter says of each node, and its turn."""
+    if backlog == (task_id is not None):
+        raise UsageError("name one task, or ask for the --backlog.")
+    if task_id is None:
+        _why_backlog(output)
+    else:
+        _why_task(task_id, output)
 
+
+def _why_task(task_id: str, output: str) -> None:
     async def read() -> Any:
         async with open_client() as client:
             return await client.task(task_id).why()
@@ -39,16 +56,33 @@ def why(task_id: TaskIdWord, /, *, output: Output = "table") -> None:
             ("node", found.node_id),
             ("turn", found.position and f"number {found.position} of what waits"),
             ("profile", f"{found.explanation.profile_digest} ({found.explanation.match.value})"),
-            ("because", sentence(found)),
+            ("because", sentence(found.explanation)),
         ]
     )
     print()
     print_explanation(found.explanation)
 
 
-def sentence(found: Why) -> str:
+def _why_backlog(output: str) -> None:
+    async def read() -> Any:
+        async with open_client() as client:
+            return await client.backlog()
+
+    found = asyncio.run(read())
+    if output == "json":
+        print_json(found)
+        return
+    print(f"{found.waiting} tasks wait for a node, {found.not_before} for their time")
+    for group in found.groups:
+        print(
+            f"\n{group.tasks} of type {group.type}, the oldest of {ago(group.oldest)},"
+            f" like {group.example_task_id}: {sentence(group.explanation)}"
+        )
+        print_explanation(group.explanation)
+
+
+def sentence(explained: Explanation) -> str:
     """The standing of a task, for people."""
-    explained = found.explanation
     there = explained.nodes - sum(explained.unavailable.values())
     everyone = "the one node" if there == 1 else f"each of {there} nodes"
     excluded: Counter[str] = Counter()

@@ -21,7 +21,7 @@ from pydantic_core import to_json
 from tenure.client.errors import ClientError, Refused, ResultTimeout, Unreachable, UnreadableReply
 from tenure.contract.codec import encode_json
 from tenure.contract.codes import Code
-from tenure.contract.scheduling import Why
+from tenure.contract.scheduling import Explained, Why
 from tenure.contract.states import TaskState
 from tenure.contract.tasks import (
     IDEMPOTENCY_KEY_HEADER,
@@ -267,6 +267,23 @@ def hold(task_id: str, reason: str) -> Plan[InterventionReply]:
 def release(task_id: str) -> Plan[InterventionReply]:
     """Let a held task wait for a node again."""
     return (yield Call("POST", task_path(task_id, "/release"))).read(InterventionReply)
+
+
+def move_profile(task_id: str, digest: str | None) -> Plan[InterventionReply]:
+    """Freeze another profile in a waiting task."""
+    body = to_json({"digest": digest})
+    return (yield Call("POST", task_path(task_id, "/profile"), body=body)).read(InterventionReply)
+
+
+def explain(task: TaskSubmission) -> Plan[Explained]:
+    """What would become of a task."""
+    body = _encode(task.model_copy(update={"idempotency_key": None}))
+    return (yield Call("POST", "/v1/tasks/explain", body=body)).read(Explained)
+
+
+def executable_path(digest: str) -> str:
+    """Where a program is."""
+    return f"/v1/executables/{quote(digest, safe='')}"
 
 
 def retry(task_id: str) -> Plan[RetryReply]:

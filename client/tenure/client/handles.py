@@ -117,6 +117,14 @@ class TaskHandle(_Handle[OutputT]):
         """
         return self._http.run(calls.hold(self.task_id, reason))
 
+    def move_profile(self, digest: str | None = None) -> InterventionReply:
+        """Freeze another profile of its type in it while it waits; None: the one that new tasks
+        get. For operators.
+
+        Raises Refused, Unreachable, UnreadableReply.
+        """
+        return self._http.run(calls.move_profile(self.task_id, digest))
+
     def release(self) -> InterventionReply:
         """Let it wait for a node again after it was held. For operators.
 
@@ -206,6 +214,14 @@ class AsyncTaskHandle(_Handle[OutputT]):
         Raises Refused (``wrong_state`` when a node is at it), Unreachable, UnreadableReply.
         """
         return await self._http.run(calls.hold(self.task_id, reason))
+
+    async def move_profile(self, digest: str | None = None) -> InterventionReply:
+        """Freeze another profile of its type in it while it waits; None: the one that new tasks
+        get. For operators.
+
+        Raises Refused, Unreachable, UnreadableReply.
+        """
+        return await self._http.run(calls.move_profile(self.task_id, digest))
 
     async def release(self) -> InterventionReply:
         """Let it wait for a node again after it was held. For operators.

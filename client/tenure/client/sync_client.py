@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, Literal, Self, overload
 
 from tenure.client import calls
 from tenure.client.handles import TaskHandle, all_or_refusal, as_it_is, output_reader
@@ -32,8 +32,15 @@ from tenure.contract.operations import (
 )
 from tenure.contract.reports import Resources
 from tenure.contract.scheduling import (
+    Backlog,
+    ExecutableChange,
+    ExecutableList,
+    ExecutableView,
+    Explained,
     NodeDetail,
     NodeFactsChange,
+    ProfileList,
+    ProfilePush,
     TenantChange,
     TenantList,
     TenantView,
@@ -236,6 +243,53 @@ class Client:
     def set_policy(self, change: PolicyChange) -> PolicyView:
         """Set the policy for what is granted from now on: for operators."""
         return self._http.run(calls.send("/v1/policies", change, PolicyView))
+
+    def explain(
+        self,
+        task_type: TaskType[Any, Any] | str,
+        input: Any = None,
+        *,
+        priority: int = 0,
+        not_before: datetime | None = None,
+        deadline: datetime | None = None,
+        resources: Resources | None = None,
+    ) -> Explained:
+        """What would become of a submission: which nodes could take it, which filter excludes the
+        others, and its turn. Refused as the submission would be; nothing is recorded."""
+        task = calls.submission(
+            *((task_type, input) if isinstance(task_type, str) else named(task_type, input)),
+            idempotency_key=None,
+            priority=priority,
+            not_before=not_before,
+            deadline=deadline,
+            resources=resources,
+        )
+        return self._http.run(calls.explain(task))
+
+    def backlog(self) -> Backlog:
+        """Why each kind of waiting tasks is not running."""
+        return self._http.run(calls.read("/v1/backlog", Backlog, {}))
+
+    def profiles(self, *, type_name: str | None = None) -> ProfileList:
+        """Workload profiles, newest first."""
+        query = {"type": type_name}
+        return self._http.run(calls.read("/v1/profiles", ProfileList, query))
+
+    def push_profiles(self, request: ProfilePush) -> ProfileList:
+        """Register profiles before any node runs them: for operators."""
+        return self._http.run(calls.send("/v1/profiles", request, ProfileList))
+
+    def executables(self) -> ExecutableList:
+        """The programs that nodes run or ran."""
+        return self._http.run(calls.read("/v1/executables", ExecutableList, {}))
+
+    def set_executable(
+        self, digest: str, state: Literal["registered", "withdrawn"]
+    ) -> ExecutableView:
+        """Withdraw a program, so that its nodes are given nothing, or register it again."""
+        change = ExecutableChange(state=state)
+        path = calls.executable_path(digest)
+        return self._http.run(calls.change(path, change, ExecutableView))
 
     def tenants(self) -> TenantList:
         """What is stated about tenants: of all for who runs the platform, else of one's own."""

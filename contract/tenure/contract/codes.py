@@ -74,6 +74,7 @@ class Reason(StrEnum):
     LOST_WITH_POSSIBLE_EFFECT = "lost_with_possible_effect"
     LOST_REPEATEDLY = "lost_repeatedly"
     REJECTED_BY_ALL = "rejected_by_all"
+    PROFILE_MOVED = "profile_moved"  # an operator froze another profile in the task
     OPERATOR_HOLD = "operator_hold"
     RELEASED = "released"  # by an operator, after a hold
 

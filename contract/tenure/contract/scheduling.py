@@ -1,11 +1,19 @@
-"""What operators state about tenants and nodes, and how the scheduler explains itself."""
+"""What operators state about tenants, nodes and programs, and how the scheduler explains itself."""
 
 from datetime import datetime
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from tenure.contract.reports import Frozen, LabelValue, NodeFacts, Word
+from tenure.contract.reports import (
+    Digest,
+    Executable,
+    Frozen,
+    LabelValue,
+    NodeFacts,
+    TaskTypeDeclaration,
+    Word,
+)
 from tenure.contract.states import Match, Phase, TaskState, TenantState
 from tenure.contract.tasks import NodeView
 
@@ -128,4 +136,87 @@ class Why(Frozen):
     position: int | None = Field(
         description="among the tenant's waiting tasks, the first is 1; counted up to 10,000"
     )
+    explanation: Explanation
+
+
+class BacklogGroup(Frozen):
+    """Waiting tasks that are judged alike: one type, one profile, one need of resources."""
+
+    type: str
+    tasks: int
+    oldest: datetime
+    example_task_id: str
+    cpu_millis: int
+    memory_bytes: int
+    explanation: Explanation
+
+
+class Backlog(Frozen):
+    """``GET /v1/backlog``: everything of the tenant that waits, largest group first."""
+
+    waiting: int = Field(description="tasks that wait for a node; counted up to 100,000")
+    not_before: int = Field(description="tasks whose time has not come; counted up to 100,000")
+    groups: tuple[BacklogGroup, ...] = Field(description="at most 100")
+
+
+class ExecutableView(Frozen):
+    """A program that nodes run or ran."""
+
+    name: str
+    version: str
+    digest: str
+    inventory_digest: str | None
+    state: Literal["registered", "withdrawn"]
+    registered_at: datetime
+    seen_at: datetime = Field(description="last registration of a node that runs it")
+    nodes: int = Field(description="that run it now")
+
+
+class ExecutableList(Frozen):
+    """``GET /v1/executables``: newest first, at most 1,000."""
+
+    executables: tuple[ExecutableView, ...]
+
+
+class ExecutableChange(Frozen):
+    """``PATCH /v1/executables/{digest}``: nodes of a withdrawn program are given nothing."""
+
+    state: Literal["registered", "withdrawn"]
+
+
+class ProfileView(Frozen):
+    """A workload profile. ``content`` is the whole declaration that its digest is of."""
+
+    type: str
+    digest: Digest
+    current: bool = Field(description="new tasks of the type are submitted under it")
+    registered_at: datetime
+    content: Any
+
+
+class ProfileList(Frozen):
+    """``GET /v1/profiles``: newest first, at most 1,000."""
+
+    profiles: tuple[ProfileView, ...]
+
+
+class ProfilePush(Frozen):
+    """``POST /v1/profiles``: declarations before any node runs them. New tasks of the types are
+    submitted under them from then on."""
+
+    task_types: tuple[TaskTypeDeclaration, ...] = Field(min_length=1, max_length=1000)
+    executable: Executable | None = None
+
+
+class ProfileMove(Frozen):
+    """``POST /v1/tasks/{task_id}/profile``: null: the profile that new tasks of the type get."""
+
+    digest: Digest | None = None
+
+
+class Explained(Frozen):
+    """``POST /v1/tasks/explain``: what would become of a submission. Nothing was recorded."""
+
+    type: str
+    position: int = Field(description="that its task would have; counted up to 10,000")
     explanation: Explanation

@@ -13,12 +13,10 @@ from tenure.coordinator.core.commands import (
     Cancel,
     ChangeNode,
     CloseReview,
-    Hold,
+    Intervention,
     Register,
-    Release,
     Renew,
     Submit,
-    TryAgain,
 )
 from tenure.coordinator.core.decisions import Happened, Outcome
 
@@ -42,7 +40,7 @@ class Admission(Protocol):
     async def cancel(self, command: Cancel) -> Outcome:
         """End a task, or ask its attempt to."""
 
-    async def intervene(self, commands: Sequence[Hold | Release | TryAgain]) -> list[Outcome]:
+    async def intervene(self, commands: Sequence[Intervention]) -> list[Outcome]:
         """What operators say about tasks."""
 
     async def register(self, command: Register) -> Outcome:

@@ -27,6 +27,7 @@ from tenure.coordinator.api.interventions import Interventions
 from tenure.coordinator.api.leases import Leases
 from tenure.coordinator.api.operators import Operators
 from tenure.coordinator.api.problems import NEXT_STEP
+from tenure.coordinator.api.programs import Programs
 from tenure.coordinator.api.routes import Handlers, application, endpoints
 from tenure.coordinator.api.scheduling import Scheduling
 from tenure.coordinator.authority import Authority
@@ -207,6 +208,7 @@ class Coordinator:
 
     def _application(self, people: Pool, reads: Reads, node_reads: Reads) -> Any:
         settings = self._settings
+        scheduling = SchedulingReads(self._reader(people))
         handlers = Handlers(
             applications=Applications(
                 admission=self._authority,
@@ -224,12 +226,18 @@ class Coordinator:
             ),
             operators=Operators(reads),
             leases=Leases(reads, self._authority),
-            scheduling=Scheduling(SchedulingReads(self._reader(people)), self._authority.policies),
+            scheduling=Scheduling(
+                scheduling,
+                self._authority.policies,
+                payload_limit_bytes=settings.payload_limit_bytes,
+            ),
             interventions=Interventions(
                 admission=self._authority,
                 reads=reads,
+                scheduling=scheduling,
                 payload_limit_bytes=settings.payload_limit_bytes,
             ),
+            programs=Programs(scheduling, schema_limit_bytes=settings.payload_limit_bytes),
             healthz=_alive,
             readyz=self._ready,
             metrics=self._metrics,

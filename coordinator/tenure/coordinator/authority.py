@@ -20,19 +20,17 @@ from tenure.coordinator.core.commands import (
     ChangeNode,
     CloseReview,
     Expire,
-    Hold,
     HoldRejected,
+    Intervention,
     OpenReview,
     Quarantine,
     RefuseIntake,
     Register,
-    Release,
     Renew,
     Revoke,
     RevokeFromNode,
     Submit,
     TakeIn,
-    TryAgain,
 )
 from tenure.coordinator.core.decisions import Accepted, Happened, Outcome, Refused
 from tenure.coordinator.core.snapshot import LeasePolicy, Snapshot
@@ -140,7 +138,7 @@ class Authority:
         """End a task, or ask its attempt to."""
         return (await self._reports.submit([command]))[0]
 
-    async def intervene(self, commands: Sequence[Hold | Release | TryAgain]) -> list[Outcome]:
+    async def intervene(self, commands: Sequence[Intervention]) -> list[Outcome]:
         """What operators say about tasks."""
         return await self._reports.submit(commands)
 

@@ -30,4 +30,4 @@ def found(standing: str, nodes: int, away: dict[str, int], **codes: int) -> Why:
     ],
 )
 def test_what_keeps_nodes_away_is_in_the_sentence(why: Why, said: str) -> None:
-    assert sentence(why) == said
+    assert sentence(why.explanation) == said

@@ -78,6 +78,9 @@ REGISTER = commands.Register(
     memory_bytes=None,
     task_types=(),
 )
+MOVE = commands.MoveProfile(
+    **COMMON, task_id=TASK.task_id, profile=replace(PROFILE, digest="bb" * 32)
+)
 DRAIN = commands.ChangeNode(
     **COMMON, node_id=NODE.node_id, incarnation=NODE.incarnation, next_state=NodeState.DRAINING
 )
@@ -142,6 +145,7 @@ def situations() -> Iterator[tuple[AnyCommand, Snapshot]]:
             tenant=replace(UNLIMITED, budget_unlimited=False, budget_minor=1),
         ),
     )
+    yield MOVE, waiting()
     yield REGISTER, Snapshot(epoch=1)
     yield REGISTER, Snapshot(epoch=1, previous_incarnation=NODE)
     yield DRAIN, Snapshot(epoch=1, incarnation=NODE)

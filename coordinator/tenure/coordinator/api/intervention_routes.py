@@ -1,6 +1,7 @@
 """The endpoints of what operators say about single tasks."""
 
 from tenure.contract.codes import Code
+from tenure.contract.scheduling import ProfileMove
 from tenure.contract.tasks import HoldRequest, InterventionReply, ReceiptList, RetryReply
 from tenure.coordinator.api.applications import NEVER_TAKEN_IN
 from tenure.coordinator.api.endpoint import READERS, Endpoint
@@ -35,6 +36,18 @@ def intervention_endpoints(tasks: Interventions, gate: Gate) -> tuple[Endpoint, 
             tasks.hold,
             InterventionReply,
             body=HoldRequest,
+            gate=gate,
+            codes=_REFUSALS,
+        ),
+        Endpoint(
+            "POST",
+            "/v1/tasks/{task_id}/profile",
+            "move_profile",
+            "Move a waiting task to another profile of its type",
+            _OPERATORS,
+            tasks.move_profile,
+            InterventionReply,
+            body=ProfileMove,
             gate=gate,
             codes=_REFUSALS,
         ),

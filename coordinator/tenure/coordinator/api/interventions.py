@@ -11,6 +11,7 @@ from uuid_utils.compat import uuid7
 from tenure.contract.codec import check_value
 from tenure.contract.codes import Code
 from tenure.contract.ids import CommandId, TaskId
+from tenure.contract.scheduling import ProfileMove
 from tenure.contract.states import TaskState
 from tenure.contract.tasks import (
     HoldRequest,
@@ -29,6 +30,7 @@ from tenure.coordinator.core import commands
 from tenure.coordinator.core.decisions import Reply
 from tenure.coordinator.errors import RequestRefused
 from tenure.coordinator.store.reads import Reads
+from tenure.coordinator.store.scheduling import SchedulingReads
 from tenure.coordinator.submission import derived_id, fingerprint, submission
 
 log = structlog.get_logger()
@@ -44,11 +46,13 @@ class Interventions:
         *,
         admission: Admission,
         reads: Reads,
+        scheduling: SchedulingReads,
         payload_limit_bytes: int,
         mint_task_id: Callable[[], str] = lambda: str(uuid7()),
     ) -> None:
         self._admission = admission
         self._reads = reads
+        self._scheduling = scheduling
         self._payload_limit_bytes = payload_limit_bytes
         self._mint_task_id = mint_task_id
 
@@ -99,11 +103,26 @@ class Interventions:
             raise await absent(self._reads, call, task_id)
         return Answer(ReceiptList(receipts=receipts))
 
+    async def move_profile(self, call: Call) -> Answer:
+        """Freeze another profile in a waiting task: without a digest the current one."""
+        request = read_model(await call.body(), ProfileMove)
+        task_id = task_id_of(call)
+        tenant = call.identity.tenant
+        found = await self._scheduling.judged_task(tenant, task_id)
+        if found is None:
+            raise await absent(self._reads, call, task_id)
+        profile = await self._scheduling.profile(tenant, found.task.type, request.digest)
+        if profile is None:
+            raise RequestRefused(
+                Code.NOT_FOUND,
+                f"There is no profile {request.digest!r} of the type {found.task.type!r}.",
+                next_step="See `tenure profile list`.",
+            )
+        command = commands.MoveProfile(**_about(call, task_id, "move profile"), profile=profile)
+        return _answer(call, await self._intervene(call, task_id, command))
+
     async def _intervene(
-        self,
-        call: Call,
-        task_id: TaskId,
-        command: commands.Hold | commands.Release | commands.TryAgain,
+        self, call: Call, task_id: TaskId, command: commands.Intervention
     ) -> Reply:
         (outcome,) = await self._admission.intervene([command])
         refused = outcome.refused

@@ -63,6 +63,7 @@ from tenure.coordinator.api.leases import Leases
 from tenure.coordinator.api.openapi import PAGES, document
 from tenure.coordinator.api.operators import IntakeQuery, Operators
 from tenure.coordinator.api.problems import response_of
+from tenure.coordinator.api.programs import Programs
 from tenure.coordinator.api.scheduling import Scheduling
 from tenure.coordinator.api.scheduling_routes import scheduling_endpoints
 from tenure.coordinator.errors import RequestRefused
@@ -80,6 +81,7 @@ class Handlers:
     operators: Operators
     leases: Leases
     scheduling: Scheduling
+    programs: Programs
     interventions: Interventions
     healthz: Plain
     readyz: Plain
@@ -318,7 +320,7 @@ def endpoints(
             codes=(Code.UNKNOWN_NODE, Code.NODE_GONE),
         ),
         *lease_endpoints(handlers.leases, application_gate),
-        *scheduling_endpoints(handlers.scheduling, gate=application_gate),
+        *scheduling_endpoints(handlers.scheduling, handlers.programs, gate=application_gate),
         *intervention_endpoints(handlers.interventions, application_gate),
     )
 

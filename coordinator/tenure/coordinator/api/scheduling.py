@@ -1,8 +1,22 @@
 """What operators state about tenants and nodes, and how the scheduler explains itself."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from tenure.contract.codes import Code
-from tenure.contract.ids import DEFAULT_TENANT, NODE_PATTERN, TENANT_PATTERN, TaskId, TenantId
+from tenure.contract.ids import (
+    DEFAULT_TENANT,
+    NODE_PATTERN,
+    TENANT_PATTERN,
+    CommandId,
+    EventId,
+    TaskId,
+    TenantId,
+)
 from tenure.contract.scheduling import (
+    Backlog,
+    BacklogGroup,
+    Explained,
     Explanation,
     FilterView,
     MissView,
@@ -11,23 +25,33 @@ from tenure.contract.scheduling import (
     TenantList,
     Why,
 )
-from tenure.contract.states import Match, phase_of
+from tenure.contract.states import AttemptState, Match, phase_of
+from tenure.contract.tasks import TaskSubmission
 from tenure.coordinator.api.endpoint import Answer, Call
 from tenure.coordinator.api.reading import read_model
 from tenure.coordinator.api.syntax import is_uuid
 from tenure.coordinator.core import explanation
-from tenure.coordinator.core.rows import TaskRow
+from tenure.coordinator.core.decisions import Refused
+from tenure.coordinator.core.fairness import head_start
+from tenure.coordinator.core.ranking import Kind, smallest
+from tenure.coordinator.core.rows import IncarnationRow, TaskRow, TenantRow
+from tenure.coordinator.core.snapshot import Minted, Snapshot
+from tenure.coordinator.core.task import submit
 from tenure.coordinator.errors import InvalidRequest, RequestRefused
 from tenure.coordinator.identities import Identity
 from tenure.coordinator.policies import Policies
 from tenure.coordinator.store.scheduling import SchedulingReads
+from tenure.coordinator.submission import submission
 
 
 class Scheduling:
     """Handlers of ``/v1/tenants``, of facts about nodes, and of ``why``."""
 
-    def __init__(self, reads: SchedulingReads, policies: Policies) -> None:
+    def __init__(
+        self, reads: SchedulingReads, policies: Policies, *, payload_limit_bytes: int
+    ) -> None:
         self._reads = reads
+        self._payload_limit_bytes = payload_limit_bytes
         self._policies = policies
 
     async def why(self, call: Call) -> Answer:
@@ -37,14 +61,7 @@ class Scheduling:
         found = await self._reads.judged_task(tenant, task_id) if is_uuid(task_id) else None
         if found is None:
             raise RequestRefused(Code.NOT_FOUND, f"There is no task {task_id!r}.")
-        explained = explanation.explain(
-            found.task,
-            found.attempt,
-            await self._reads.judged_nodes(tenant),
-            found.tenant,
-            found.now,
-            self._policies.in_force.node_silence_microseconds,
-        )
+        nodes = await self._reads.judged_nodes(tenant)
         task = found.task
         return Answer(
             Why(
@@ -58,9 +75,74 @@ class Scheduling:
                 deadline=found.deadline,
                 node_id=found.node_id,
                 position=found.position,
-                explanation=explanation_view(task, explained),
+                explanation=self._explain(task, nodes, found.tenant, found.now, found.attempt),
             )
         )
+
+    async def backlog(self, call: Call) -> Answer:
+        """Everything that waits, in groups that are judged alike."""
+        tenant = call.identity.tenant
+        waiting, not_before = await self._reads.waiting_counts(tenant)
+        nodes = await self._reads.judged_nodes(tenant)
+        groups = [
+            BacklogGroup(
+                type=one.task.type,
+                tasks=one.tasks,
+                oldest=one.oldest,
+                example_task_id=one.task.task_id,
+                cpu_millis=one.task.resources.cpu_millis,
+                memory_bytes=one.task.resources.memory_bytes,
+                explanation=self._explain(one.task, nodes, one.tenant, one.now),
+            )
+            for one in await self._reads.backlog(tenant)
+        ]
+        return Answer(Backlog(waiting=waiting, not_before=not_before, groups=tuple(groups)))
+
+    async def explain(self, call: Call) -> Answer:
+        """What would become of a submission. Refused as that would be; records nothing."""
+        request = read_model(await call.body(), TaskSubmission)
+        command = submission(
+            request,
+            task_id=TaskId(""),
+            fallback_id=CommandId(""),
+            key=None,
+            identity=call.identity,
+            payload_limit_bytes=self._payload_limit_bytes,
+        )
+        tenant = call.identity.tenant
+        found = await self._reads.declared(tenant, command.type, head_start(command.priority))
+        snapshot = Snapshot(epoch=1, task_type=found.task_type)
+        decision = submit(command, snapshot, found.now, Minted((EventId(""),), 0.0))
+        if isinstance(decision, Refused):
+            raise RequestRefused(decision.code, decision.message)
+        if found.profile is None:
+            raise AssertionError("a type that is declared has a profile")
+        task = replace(
+            smallest(Kind(tenant, found.profile)),
+            not_before=command.not_before,
+            deadline=command.deadline,
+            resources=command.resources or found.profile.resources,
+        )
+        nodes = await self._reads.judged_nodes(tenant)
+        return Answer(
+            Explained(
+                type=command.type,
+                position=found.position,
+                explanation=self._explain(task, nodes, found.tenant, found.now),
+            )
+        )
+
+    def _explain(
+        self,
+        task: TaskRow,
+        nodes: Sequence[IncarnationRow],
+        tenant: TenantRow | None,
+        now: int,
+        attempt: AttemptState | None = None,
+    ) -> Explanation:
+        silence = self._policies.in_force.node_silence_microseconds
+        found = explanation.explain(task, attempt, nodes, tenant, now, silence)
+        return explanation_view(task, found)
 
     async def tenants(self, call: Call) -> Answer:
         """Every tenant for who runs the platform, else one's own."""

@@ -116,6 +116,14 @@ class RevokeFromNode(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class MoveProfile(Command):
+    """An operator freezes another profile in a waiting task."""
+
+    task_id: TaskId
+    profile: ProfileRow
+
+
+@dataclass(frozen=True, slots=True)
 class HoldRejected(Command):
     """The sweeper found a task that nodes have rejected. Not stored."""
 
@@ -281,6 +289,9 @@ class CloseReview(Command):
     message: str | None
 
 
+Intervention: TypeAlias = Hold | Release | TryAgain | MoveProfile
+"""What operators say about single tasks."""
+
 AnyCommand: TypeAlias = (
     Submit
     | TakeIn
@@ -288,6 +299,7 @@ AnyCommand: TypeAlias = (
     | Cancel
     | Hold
     | Release
+    | MoveProfile
     | TryAgain
     | Revoke
     | RevokeFromNode

@@ -4,7 +4,16 @@ from dataclasses import replace
 from typing import assert_never
 
 from tenure.contract.codes import Code
-from tenure.coordinator.core import attempt, enqueued, hold, lease, node, receipt, task
+from tenure.coordinator.core import (
+    attempt,
+    enqueued,
+    hold,
+    lease,
+    node,
+    profile_move,
+    receipt,
+    task,
+)
 from tenure.coordinator.core.commands import (
     Accept,
     Allocate,
@@ -18,6 +27,7 @@ from tenure.coordinator.core.commands import (
     Fail,
     Hold,
     HoldRejected,
+    MoveProfile,
     OpenReview,
     Quarantine,
     ReceiveCancel,
@@ -86,6 +96,8 @@ def _decide(
             return task.cancel(command, snapshot, minted)
         case Hold():
             return hold.hold(command, snapshot, minted)
+        case MoveProfile():
+            return profile_move.move_profile(command, snapshot, minted)
         case Release():
             return hold.release(command, snapshot, minted)
         case TryAgain():

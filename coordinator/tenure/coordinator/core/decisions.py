@@ -23,7 +23,7 @@ from tenure.contract.ids import (
 from tenure.contract.states import AttemptState, Effects, EntityType, NodeState, TaskState
 from tenure.coordinator.core.commands import Executable, TaskTypeDeclared
 from tenure.coordinator.core.ranking import Placement
-from tenure.coordinator.core.rows import ResourceAmounts
+from tenure.coordinator.core.rows import ProfileRow, ResourceAmounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,8 @@ class TaskChanged:
     losses: int = 0
     cancel_delivered: bool = False
     rejected_by: tuple[IncarnationId, ...] = ()
+    profile: ProfileRow | None = None  # another one, with the two that follow from it
+    resources: ResourceAmounts | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ def rooms(
     worth looking for."""
     found = []
     for kind in kinds:
-        probe = _smallest(kind)
+        probe = smallest(kind)
         tenant = tenants.get(kind.tenant)
         eligible = [node for node in nodes if exclusion(probe, node, tenant, now) is None]
         if eligible:
@@ -173,7 +173,7 @@ def _most(amounts: Iterable[int | None]) -> int | None:
     return None if None in found else max(one for one in found if one is not None)
 
 
-def _smallest(kind: Kind) -> TaskRow:
+def smallest(kind: Kind) -> TaskRow:
     """A waiting task of the kind that needs nothing but a slot, and has time."""
     return TaskRow(
         task_id=TaskId(""),

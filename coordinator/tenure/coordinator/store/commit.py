@@ -259,12 +259,16 @@ class _Batch:
         )  # fmt: skip
 
     def _task_changed(self, item: int, write: TaskChanged) -> None:
+        profile, resources = write.profile, write.resources
         self.task_updates.append(
             (
                 item, write.task_id, write.state.value, write.reason, write.message,
                 write.sequence, write.generation, write.current_attempt_id, write.failures,
                 write.losses, optional_datetime(write.not_before), write.delay,
                 write.cancel_requested, write.cancel_delivered, list(write.rejected_by),
+                None if profile is None else bytes.fromhex(profile.digest),
+                profile and profile.effects.value, profile and profile.max_attempts,
+                resources and resources.cpu_millis, resources and resources.memory_bytes,
             )
         )  # fmt: skip
 

@@ -34,6 +34,7 @@ grant execute on function
     tenure.present_token(text, uuid, bigint, text),
     tenure.present_position(text, text, uuid, integer, bigint, text),
     tenure.ripen(integer),
+    tenure.push_profiles(tenure.task_type_upsert[], text, bytea, text, text, bytea),
     tenure.set_tenant(text, jsonb, text),
     tenure.set_node_facts(text, text, jsonb, text),
     tenure.set_executable(text, bytea, text, text),

@@ -1,12 +1,12 @@
 """Load: one statement gives the snapshots of a whole batch, without locks."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from asyncpg import Record
 
-from tenure.contract.ids import TenantId
+from tenure.contract.ids import TaskId, TenantId
 from tenure.coordinator.core.commands import (
     Accept,
     Allocate,
@@ -18,6 +18,7 @@ from tenure.coordinator.core.commands import (
     Expire,
     Hold,
     HoldRejected,
+    MoveProfile,
     OpenReview,
     Quarantine,
     RefuseIntake,
@@ -31,7 +32,7 @@ from tenure.coordinator.core.commands import (
     TakeIn,
     TryAgain,
 )
-from tenure.coordinator.core.rows import IncarnationRow
+from tenure.coordinator.core.rows import IncarnationRow, ProfileRow, TaskRow
 from tenure.coordinator.core.snapshot import Snapshot
 from tenure.coordinator.store import named_queries
 from tenure.coordinator.store.postgres import Asked
@@ -41,6 +42,7 @@ from tenure.coordinator.store.rows import (
     judged_task_row,
     optional_incarnation,
     optional_task_id,
+    profile_row,
     receipt_row,
     stored_command,
     task_row,
@@ -64,7 +66,15 @@ class Loaded:
 
 
 AboutTask: TypeAlias = (
-    AttemptCommand | Cancel | Hold | Release | TryAgain | Expire | Revoke | RevokeFromNode
+    AttemptCommand
+    | Cancel
+    | Hold
+    | Release
+    | TryAgain
+    | MoveProfile
+    | Expire
+    | Revoke
+    | RevokeFromNode
 )
 
 
@@ -87,13 +97,15 @@ async def load_attempts(asked: Asked, commands: Sequence[AboutTask]) -> Loaded:
         [c.content_digest if isinstance(c, Deliver) else None for c in commands],
         [isinstance(c, Take | Accept) for c in commands],
     )
+    moves = [c.task_id for c in commands if isinstance(c, MoveProfile)]
+    frozen = await _frozen_profiles(asked, moves) if moves else {}
     return _loaded(
         records,
         [
             Snapshot(
                 epoch=record["epoch"] or 0,
                 command=stored_command(record),
-                task=task_row(record),
+                task=_with_profile(task_row(record), frozen),
                 attempt=attempt_row(record),
                 same_content_receipt=receipt_row(record),
             )
@@ -101,6 +113,20 @@ async def load_attempts(asked: Asked, commands: Sequence[AboutTask]) -> Loaded:
         ],
         tuple(record["input"] for record in records),
     )
+
+
+def _with_profile(task: TaskRow | None, frozen: Mapping[str, ProfileRow]) -> TaskRow | None:
+    if task is None or not frozen:
+        return task
+    return replace(task, profile=frozen.get(task.task_id))
+
+
+async def _frozen_profiles(asked: Asked, task_ids: Sequence[TaskId]) -> dict[str, ProfileRow]:
+    """The profiles of tasks. Read after the tasks: what was moved in between has another version by
+    then, and its guard does not hold."""
+    records = await asked.fetch(_QUERIES["frozen_profiles"], task_ids)
+    found = ((str(record["task_id"]), profile_row(record)) for record in records)
+    return {task_id: profile for task_id, profile in found if profile is not None}
 
 
 async def load_submissions(asked: Asked, commands: Sequence[Submit]) -> Loaded:

@@ -4,32 +4,51 @@ All are bound to a tenant. What is not there, and what is another tenant's, is N
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from asyncpg import Record
+from pydantic_core import from_json
 
 from tenure.contract.codes import Code
 from tenure.contract.ids import TenantId
 from tenure.contract.reports import NodeFacts
-from tenure.contract.scheduling import NodeDetail, TenantView
+from tenure.contract.scheduling import (
+    ExecutableList,
+    ExecutableView,
+    NodeDetail,
+    ProfileList,
+    ProfileView,
+    TenantView,
+)
 from tenure.contract.states import AttemptState
-from tenure.coordinator.core.rows import IncarnationRow, TaskRow, TenantRow
+from tenure.coordinator.core.commands import Executable, TaskTypeDeclared
+from tenure.coordinator.core.rows import (
+    IncarnationRow,
+    ProfileRow,
+    TaskRow,
+    TaskTypeRow,
+    TenantRow,
+)
 from tenure.coordinator.errors import RequestRefused
 from tenure.coordinator.store import named_queries
+from tenure.coordinator.store.commit import declared_type
 from tenure.coordinator.store.reading import Reader
 from tenure.coordinator.store.reads import node_view
 from tenure.coordinator.store.rows import (
     incarnation_row,
     judged_task_row,
+    profile_row,
+    task_type_row,
     tenant_row,
     to_microseconds,
 )
 
 MAX_POSITION: Final = 10_000
 MAX_NODES: Final = 10_000
+MAX_COUNTED_TASKS: Final = 100_000
 
 _QUERIES: Final = named_queries.load("scheduling.sql")
 _NODES: Final = named_queries.load("nodes.sql")
@@ -48,6 +67,28 @@ class JudgedTask:
     since: datetime
     not_before: datetime | None
     deadline: datetime | None
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Tasks that are judged alike: one of them, how many there are, and since when."""
+
+    task: TaskRow
+    tenant: TenantRow | None
+    tasks: int
+    oldest: datetime
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What a submission would be recorded with, at one instant, and its place in the queue."""
+
+    task_type: TaskTypeRow | None
+    profile: ProfileRow | None
+    tenant: TenantRow | None
+    position: int
     now: int
 
 
@@ -81,6 +122,85 @@ class SchedulingReads:
         """Every node of the tenant that has not ended."""
         rows = await self._reader.fetch(_QUERIES["judged_nodes"], tenant, MAX_NODES)
         return tuple(node for node in map(incarnation_row, rows) if node is not None)
+
+    async def backlog(self, tenant: TenantId) -> tuple[Waiting, ...]:
+        """What waits, in groups that are judged alike, the largest first."""
+        rows = await self._reader.fetch(_QUERIES["backlog"], tenant, MAX_COUNTED_TASKS)
+        found = []
+        for row in rows:
+            task = judged_task_row(row)
+            if task is not None:
+                now = to_microseconds(row["clock"])
+                found.append(Waiting(task, tenant_row(row), row["tasks"], row["oldest"], now))
+        return tuple(found)
+
+    async def waiting_counts(self, tenant: TenantId) -> tuple[int, int]:
+        """Tasks that wait for a node, and for their time; each counted up to 100,000."""
+        (row,) = await self._reader.fetch(_QUERIES["waiting_counts"], tenant, MAX_COUNTED_TASKS)
+        return row["waiting"], row["not_before"]
+
+    async def declared(self, tenant: TenantId, type_name: str, head_start: int) -> Declared:
+        """What a submission of a type would be recorded with."""
+        (row,) = await self._reader.fetch(
+            _QUERIES["declared"], tenant, type_name, head_start, MAX_POSITION
+        )
+        return Declared(
+            task_type=task_type_row(row),
+            profile=profile_row(row),
+            tenant=tenant_row(row),
+            position=row["position"],
+            now=to_microseconds(row["clock"]),
+        )
+
+    async def profile(
+        self, tenant: TenantId, type_name: str, digest: str | None
+    ) -> ProfileRow | None:
+        """A profile of a type, without a digest the one that new tasks get."""
+        wanted = None if digest is None else bytes.fromhex(digest)
+        rows = await self._reader.fetch(_QUERIES["profile"], tenant, type_name, wanted)
+        return profile_row(rows[0]) if rows else None
+
+    async def profiles(self, tenant: TenantId, type_name: str | None) -> ProfileList:
+        """Profiles, newest first."""
+        rows = await self._reader.fetch(_QUERIES["list_profiles"], tenant, type_name)
+        return ProfileList(
+            profiles=tuple(
+                ProfileView(**dict(row) | {"content": from_json(row["content"])}) for row in rows
+            )
+        )
+
+    async def push_profiles(
+        self,
+        tenant: TenantId,
+        declared: Sequence[TaskTypeDeclared],
+        executable: Executable | None,
+    ) -> None:
+        """Register profiles that no node runs yet. Raises RequestRefused
+        ``authority_unconfirmed``."""
+        program = executable
+        await self._set(
+            _QUERIES["push_profiles"],
+            [declared_type(0, tenant, each) for each in declared],
+            tenant,
+            None if program is None else bytes.fromhex(program.digest),
+            program and program.name,
+            program and program.version,
+            None
+            if program is None or program.inventory_digest is None
+            else bytes.fromhex(program.inventory_digest),
+        )
+
+    async def executables(self, tenant: TenantId, digest: str | None) -> ExecutableList:
+        """Programs, or the one with a digest; the one seen last first."""
+        wanted = None if digest is None else bytes.fromhex(digest)
+        rows = await self._reader.fetch(_QUERIES["list_executables"], tenant, wanted)
+        return ExecutableList(executables=tuple(ExecutableView(**row) for row in rows))
+
+    async def set_executable(self, tenant: TenantId, digest: str, state: str, actor: str) -> None:
+        """Withdraw a program, or register it again. Nothing happens when it is not known."""
+        await self._reader.fetch(
+            _QUERIES["set_executable"], tenant, bytes.fromhex(digest), state, actor
+        )
 
     async def tenants(self, tenant: TenantId | None) -> tuple[TenantView, ...]:
         """What is stated about one tenant, or about all."""

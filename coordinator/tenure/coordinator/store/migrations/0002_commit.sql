@@ -53,7 +53,10 @@ create type task_update as (
     item integer, task_id uuid, state text, reason text, message text, sequence bigint,
     generation bigint, current_attempt_id uuid, failures integer, losses integer,
     not_before timestamptz, delay_microseconds bigint, cancel_requested boolean,
-    cancel_delivered boolean, rejected_by uuid[]
+    cancel_delivered boolean, rejected_by uuid[],
+    -- null: as they are
+    profile_digest bytea, effects text, max_attempts integer, cpu_millis integer,
+    memory_bytes bigint
 );
 create type attempt_insert as (
     item integer, attempt_id uuid, task_id uuid, tenant text, ordinal bigint, node_id text,
@@ -394,7 +397,13 @@ begin
                 then coalesce(t.cancel_requested_at, decided[w.item]) end,
             cancel_delivered_at = case when w.cancel_delivered
                 then coalesce(t.cancel_delivered_at, decided[w.item]) end,
-            rejected_by = w.rejected_by, decided_at = decided[w.item],
+            rejected_by = w.rejected_by,
+            profile_digest = coalesce(w.profile_digest, t.profile_digest),
+            effects = coalesce(w.effects, t.effects),
+            max_attempts = coalesce(w.max_attempts, t.max_attempts),
+            cpu_millis = coalesce(w.cpu_millis, t.cpu_millis),
+            memory_bytes = coalesce(w.memory_bytes, t.memory_bytes),
+            decided_at = decided[w.item],
             ended_at = case when w.state in ('delivered', 'failed', 'cancelled', 'expired')
                 then decided[w.item] end
         from unnest(p_task_updates) w

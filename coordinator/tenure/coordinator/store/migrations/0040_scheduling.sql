@@ -113,6 +113,29 @@ as $$
         output_schema = excluded.output_schema, registered_at = excluded.registered_at;
 $$;
 
+-- Profiles before any node runs them, with the program that makes them if it is known. Returns false
+-- when the authority is not confirmed.
+create function push_profiles(p_declared task_type_upsert[], p_tenant text, p_digest bytea,
+    p_name text, p_version text, p_inventory_digest bytea) returns boolean
+language plpgsql volatile security definer
+set search_path = tenure, pg_temp
+as $$
+begin
+    if confirmed_epoch() is null then
+        return false;
+    end if;
+    if p_digest is not null then
+        insert into executables (tenant, digest, name, version, inventory_digest, registered_at,
+            seen_at)
+        values (p_tenant, p_digest, p_name, p_version, p_inventory_digest, clock_timestamp(),
+            clock_timestamp())
+        on conflict do nothing;
+    end if;
+    perform register_profiles(p_declared, clock_timestamp());
+    return true;
+end
+$$;
+
 -- Notice which tasks' time has come, so that they are found among those that wait; at most so many.
 -- Changes nothing that a decision reads. Returns how many there were.
 create function ripen(p_limit integer) returns integer

@@ -21,7 +21,7 @@ create trigger epochs_are_not_emptied before truncate on authority_epochs
 
 -- The running server: another identifier is another cluster, another timeline a promotion or a restore.
 create function running_server(out system_identifier bigint, out timeline text)
-language sql stable set search_path = tenure, pg_temp
+language sql stable security definer set search_path = tenure, pg_temp
 as $$
     select system_identifier, substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)
     from pg_control_system()

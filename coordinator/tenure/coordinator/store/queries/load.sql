@@ -28,6 +28,18 @@ left join tenure.receipts e on e.attempt_id = a.attempt_id and e.content_digest 
 left join tenure.task_inputs p on p.task_id = t.task_id and i.with_input
 order by i.ord;
 
+-- name: frozen_profiles
+-- The profiles of tasks $1.
+select
+    t.task_id, p.digest as profile_digest,
+    p.type as profile_type, p.effects as profile_effects,
+    p.max_attempts as profile_max_attempts, p.cpu_millis as profile_cpu_millis,
+    p.memory_bytes as profile_memory_bytes, p.locations as profile_locations,
+    p.networks as profile_networks, p.labels::text as profile_labels, p.match, p.cost_minor
+from tenure.tasks t
+join tenure.profiles p on p.tenant = t.tenant and p.digest = t.profile_digest
+where t.task_id = any ($1::uuid[]);
+
 -- name: submissions
 -- $1 command ids, $2 tenants, $3 types.
 select
