@@ -421,7 +421,8 @@ async def test_a_process_drains_at_sigterm_and_exits_with_zero(
 async def test_the_work_of_a_killed_process_is_done_by_another_under_a_higher_token(
     database: FreshDatabase, broker: BrokerSpace, program: Program, tmp_path: Path
 ) -> None:
-    async with fleet(database, broker, lease_seconds=2.0, clock_tolerance_seconds=0.1) as api:
+    terms = {"lease_seconds": 2.0, "clock_tolerance_seconds": 0.1, "node_silence_seconds": 4.0}
+    async with fleet(database, broker, **terms) as api:
         process = start_process(api, broker, tmp_path)
         task_id = await submitted(api, "process", type="wait", input={"text": "for ever"})
         assert process.stdout is not None
@@ -432,8 +433,11 @@ async def test_the_work_of_a_killed_process_is_done_by_another_under_a_higher_to
         async with executing(program.app, settings_of(api, broker, tmp_path)):
             ended = await result(api, task_id)
         assert ended["state"] == "delivered"
-        lost, done = sorted(await attempts(api, task_id), key=lambda each: int(each["ordinal"]))
+        listed = sorted(await attempts(api, task_id), key=lambda each: int(each["ordinal"]))
+        lost, *offered, done = listed
         assert (lost["state"], lost["node_id"]) == ("expired", "process")
+        # Until its silence is noticed the dead process is offered what it cannot take.
+        assert {each["reason"] for each in offered} <= {"acceptance_timeout"}
         assert (done["state"], done["node_id"]) == ("delivered", "node-1")
         assert done["fencing_token"] > lost["fencing_token"]
 
