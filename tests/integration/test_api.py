@@ -411,4 +411,6 @@ async def test_metrics_count_requests_commits_and_refusals(api: Fleet) -> None:
     assert 'tenure_commits_total{lane="submissions"} 1.0' in text
     assert 'tenure_nodes{state="active"} 1.0' in text
     assert "tenure_broker_connected 1.0" in text
+    assert 'tenure_slots{what="offered"} ' in text
+    assert "tenure_commits_waiting_for_standby 0.0" in text
     assert "tenure_outbox_lag_rows" in text

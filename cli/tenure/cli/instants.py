@@ -31,3 +31,15 @@ def read_instant(text: str, option: str, *, now: datetime | None = None) -> date
             f"{option}: {text!r} is no point in time.",
             next_step="Give one like 2026-12-24T18:00:00Z, or a length from now like 90s or 1h30m.",
         ) from None
+
+
+def read_past(text: str, option: str, *, now: datetime | None = None) -> datetime:
+    """As ``read_instant``, with lengths counted back from ``now``."""
+    reference = now or datetime.now(UTC)
+    found = read_instant(text, option, now=reference)
+    if not _LENGTH.fullmatch(text):
+        return found
+    try:
+        return reference - (found - reference)
+    except OverflowError:
+        raise UsageError(f"{option}: {text!r} is too far away.") from None

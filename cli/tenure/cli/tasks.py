@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 
 from tenure.cli.connection import open_client
 from tenure.cli.exits import CommandError, UsageError
-from tenure.cli.instants import read_instant
+from tenure.cli.instants import read_instant, read_past
 from tenure.cli.output import Output, ago, print_fields, print_json, print_table
 from tenure.cli.why import TaskIdWord, sentence
 from tenure.contract.codec import parse_json
@@ -193,11 +193,15 @@ def list_tasks(
     state: Annotated[TaskState | None, Parameter(help="Only tasks in this state.")] = None,
     phase: Annotated[Phase | None, Parameter(help="Only tasks in this phase.")] = None,
     type_name: Annotated[str | None, Parameter(name="--type", help="Only this type.")] = None,
+    older_than: Annotated[
+        str | None, Parameter(help="Only tasks created so long ago (90s, 2h, 1d), or before then.")
+    ] = None,
     limit: Annotated[int, Parameter(help="At most so many.")] = 50,
     after: Annotated[str | None, Parameter(help="The last task of the page before.")] = None,
     output: Output = "table",
 ) -> None:
     """List tasks, newest first."""
+    created_before = None if older_than is None else read_past(older_than, "--older-than")
 
     async def read() -> Any:
         async with open_client() as client:
@@ -205,6 +209,7 @@ def list_tasks(
                 state=state and state.value,
                 phase=phase and phase.value,
                 type_name=type_name,
+                created_before=created_before,
                 limit=limit,
                 after=after,
             )

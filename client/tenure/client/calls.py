@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import repeat
 from secrets import token_hex
 from typing import Any, Final, TypeAlias, TypeVar
@@ -326,11 +327,16 @@ def tasks(
     state: str | None = None,
     phase: str | None = None,
     type_name: str | None = None,
+    created_before: datetime | None = None,
     limit: int | None = None,
     after: str | None = None,
 ) -> Plan[TaskList]:
     """One page of tasks."""
-    bounds = {"limit": _text(limit), "after": after}
+    bounds = {
+        "created_before": None if created_before is None else created_before.isoformat(),
+        "limit": _text(limit),
+        "after": after,
+    }
     return read("/v1/tasks", TaskList, {"state": state, "phase": phase, "type": type_name} | bounds)
 
 

@@ -211,12 +211,21 @@ class Client:
         state: str | None = None,
         phase: str | None = None,
         type_name: str | None = None,
+        created_before: datetime | None = None,
         limit: int | None = None,
         after: str | None = None,
     ) -> TaskList:
-        """One page of tasks, newest first; its ``next`` is the ``after`` of the following page."""
+        """One page of tasks, newest first; its ``next`` is the ``after`` of the following page.
+        ``created_before`` needs a time zone."""
         return self._http.run(
-            calls.tasks(state=state, phase=phase, type_name=type_name, limit=limit, after=after)
+            calls.tasks(
+                state=state,
+                phase=phase,
+                type_name=type_name,
+                created_before=created_before,
+                limit=limit,
+                after=after,
+            )
         )
 
     def nodes(self) -> NodeList:

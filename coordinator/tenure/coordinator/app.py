@@ -38,7 +38,7 @@ from tenure.coordinator.health import Condition, Health
 from tenure.coordinator.hints import hints_over
 from tenure.coordinator.http_server import HttpServer, listen
 from tenure.coordinator.intake import Intake
-from tenure.coordinator.logs import configure
+from tenure.coordinator.logs import configure, log_ends
 from tenure.coordinator.metrics import CONTENT_TYPE, Metrics, Scrape
 from tenure.coordinator.reconciler import Reconciler
 from tenure.coordinator.scheduler import Scheduler
@@ -133,6 +133,8 @@ class Coordinator:
             condition=self._broker_condition,
             on_dead_letter=self.metrics.dead_letter,
         )
+        self._authority.on_commit(self.metrics.happened)
+        self._authority.on_commit(log_ends)
         self._authority.on_commit(self._waiters.on_commit)
         self._authority.on_commit(self._broker.on_commit)
         hints = hints_over(commits)

@@ -411,6 +411,17 @@ class Lane:
 
     def _refuse(self, entry: Entry, now: int, refused: Refused) -> None:
         self._observer.refused(self.name, refused.code)
+        if isinstance(entry.command, AttemptCommand):
+            log.info(
+                "report refused",
+                kind=type(entry.command).__name__,
+                code=refused.code,
+                tenant=entry.command.tenant,
+                task_id=entry.command.task_id,
+                attempt_id=entry.command.attempt_id,
+                node_id=entry.command.node_id,
+                fencing_token=entry.command.fencing_token,
+            )
         entry.settle(Outcome(now, now, refused=refused))
 
     def _refuse_internally(self, entry: Entry, error: Exception) -> None:

@@ -12,8 +12,15 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from tenure.contract.codes import HELD_REASONS
-from tenure.contract.states import AttemptState, NodeState
+from tenure.contract.codes import HELD_REASONS, Reason
+from tenure.contract.states import (
+    TERMINAL_ATTEMPT_STATES,
+    TERMINAL_TASK_STATES,
+    AttemptState,
+    EntityType,
+    NodeState,
+)
+from tenure.coordinator.core.decisions import Happened
 from tenure.coordinator.errors import Unavailable
 from tenure.coordinator.store.postgres import PostgresError
 from tenure.coordinator.store.reads import Figures
@@ -22,6 +29,9 @@ log = structlog.get_logger()
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 KEPT_SECONDS: Final = 5.0
+TYPES_SHOWN: Final = 50
+OTHER_TYPES: Final = "other"
+_REASONS: Final = frozenset(reason.value for reason in Reason)
 _OPEN_ATTEMPTS: Final = (AttemptState.SUBMITTED, AttemptState.ACCEPTED, AttemptState.RUNNING)
 _LIVE_NODES: Final = (NodeState.ACTIVE, NodeState.DRAINING, NodeState.QUARANTINED)
 
@@ -105,6 +115,27 @@ class Metrics:
         self._held = self._gauge(
             "tenure_tasks_held", "Tasks that wait for a person, by reason.", ("reason",)
         )
+        self._by_type = self._gauge(
+            "tenure_tasks_by_type",
+            f"Tasks that go on, of the {TYPES_SHOWN} types with the most; the rest is `other`.",
+            ("type", "phase"),
+        )
+        self._attempts_ended = self._counter(
+            "tenure_attempts_ended",
+            "Attempts that ended by commits of this replica; a handler's own reason is `handler`.",
+            ("state", "reason"),
+        )
+        self._tasks_ended = self._counter(
+            "tenure_tasks_ended", "Tasks that ended by commits of this replica.", ("state",)
+        )
+        self._slots = self._gauge(
+            "tenure_slots", "Slots that active nodes offer, and slots in use.", ("what",)
+        )
+        self._standby = self._gauge(
+            "tenure_commits_waiting_for_standby",
+            "Commits that wait for the answer of a synchronous standby.",
+            (),
+        )
         self._intake = self._gauge(
             "tenure_intake_rows",
             "Rows of the intake that wait or were refused (up to 100,000).",
@@ -162,6 +193,15 @@ class Metrics:
         """A batch failed and will be tried again."""
         self._stalls.labels(lane, error).inc()
 
+    def happened(self, events: Sequence[Happened]) -> None:
+        """A commit of this replica changed states."""
+        for event in events:
+            if event.entity_type is EntityType.ATTEMPT:
+                if event.next_state in TERMINAL_ATTEMPT_STATES:
+                    self._attempts_ended.labels(event.next_state, _bounded(event.reason)).inc()
+            elif event.entity_type is EntityType.TASK and event.next_state in TERMINAL_TASK_STATES:
+                self._tasks_ended.labels(event.next_state).inc()
+
     # What the loops and the broker tell
 
     def dead_letter(self, reason: str) -> None:
@@ -217,6 +257,12 @@ class Metrics:
             self._held.labels(reason.value).set(figures.held_tasks.get(reason.value, 0))
         for state in _OPEN_ATTEMPTS:
             self._tasks.labels(state.value).set(figures.open_attempts.get(state.value, 0))
+        self._by_type.clear()
+        for (type_name, phase), number in _largest(figures.tasks_by_type).items():
+            self._by_type.labels(type_name, phase).set(number)
+        self._slots.labels("offered").set(figures.slots)
+        self._slots.labels("used").set(figures.slots_used)
+        self._standby.set(figures.commits_waiting_for_standby)
         self._oldest_waiting.set(figures.oldest_waiting_seconds)
         for node_state in _LIVE_NODES:
             self._nodes.labels(node_state.value).set(figures.nodes.get(node_state.value, 0))
@@ -236,6 +282,23 @@ class Metrics:
 
     def _gauge(self, name: str, help_text: str, labels: Sequence[str]) -> Gauge:
         return Gauge(name, help_text, labels, registry=self.registry)
+
+
+def _bounded(reason: str | None) -> str:
+    """Handlers write reasons of their own: as a label each would be a series."""
+    if reason is None:
+        return ""
+    return reason if reason in _REASONS else "handler"
+
+
+def _largest(tasks_by_type: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str], int]:
+    """Numbers by type and phase; the largest come first, and what is beyond the bound is one."""
+    shown = set(list(dict.fromkeys(name for name, _, _ in tasks_by_type))[:TYPES_SHOWN])
+    numbers: dict[tuple[str, str], int] = {}
+    for name, phase, number in tasks_by_type:
+        key = (name if name in shown else OTHER_TYPES, phase)
+        numbers[key] = numbers.get(key, 0) + number
+    return numbers
 
 
 class Scrape:

@@ -13,7 +13,7 @@ import pytest
 
 from tenure.cli.connection import find_connection, open_client
 from tenure.cli.exits import Exit, MissingExtra, SetupError, UsageError, exit_code_of, needs
-from tenure.cli.instants import read_instant
+from tenure.cli.instants import read_instant, read_past
 from tenure.cli.main import run
 from tenure.cli.settings import completed
 from tenure.client.calls import problem
@@ -418,3 +418,11 @@ def test_instants_have_a_zone_or_are_local() -> None:
 def test_what_is_no_point_in_time_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="--deadline"):
         read_instant(text, "--deadline", now=NOW)
+
+
+def test_lengths_of_age_count_back() -> None:
+    assert read_past("1h30m", "--older-than", now=NOW) == NOW - timedelta(minutes=90)
+    instant = "2026-12-24T18:00:00Z"
+    assert read_past(instant, "--older-than", now=NOW) == datetime(2026, 12, 24, 18, tzinfo=UTC)
+    with pytest.raises(UsageError, match="--older-than"):
+        read_past("a while", "--older-than", now=NOW)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Annotated
 from uuid import uuid4
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 from starlette.requests import Request
 from uuid_utils.compat import uuid7
 
@@ -65,6 +65,7 @@ class TaskListQuery(Query):
     state: TaskState | None = None
     phase: Phase | None = None
     type: Annotated[str, Field(pattern=f"^{TASK_TYPE_PATTERN.pattern}$")] | None = None
+    created_before: AwareDatetime | None = None
     limit: int = Field(default=50, ge=1, le=500)
     after: Annotated[str, Field(pattern=UUID_PATTERN)] | None = None
 
@@ -153,6 +154,7 @@ class Applications:
                 phase=query.phase,
                 type_name=query.type,
                 after=query.after,
+                created_before=query.created_before,
                 limit=query.limit,
             )
         )

@@ -72,6 +72,7 @@ _ATTEMPTS: Final = TypeAdapter(tuple[AttemptView, ...])
 _RECEIPTS: Final = TypeAdapter(tuple[ReceiptView, ...])
 _CONTENTS: Final = TypeAdapter(tuple[ReceiptContent, ...])
 _NUMBERS: Final = TypeAdapter(dict[str, int])
+_BY_TYPE: Final = TypeAdapter(list[tuple[str, str, int]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,10 @@ class Figures:
     open_attempts: dict[str, int]
     nodes: dict[str, int]
     nodes_under_review: int
+    tasks_by_type: list[tuple[str, str, int]]  # type, phase, number; the largest first
+    slots: int  # of active nodes
+    slots_used: int
+    commits_waiting_for_standby: int
     lag_rows: int
     oldest_unpublished_seconds: float
     intake_waiting: int
@@ -222,11 +227,19 @@ class Reads:
         phase: Phase | None = None,
         type_name: str | None = None,
         after: str | None = None,
+        created_before: datetime | None = None,
         limit: int,
     ) -> TaskList:
         """A page of tasks, newest first; ``after`` is the last task id of the page before."""
         rows = await self._reader.fetch(
-            _TASKS["list_tasks"], tenant, state, type_name, phase, after, limit + 1
+            _TASKS["list_tasks"],
+            tenant,
+            state,
+            type_name,
+            phase,
+            after,
+            created_before,
+            limit + 1,
         )
         tasks = tuple(TaskSummary(**_summary(row)) for row in rows[:limit])
         return TaskList(tasks=tasks, next=tasks[-1].task_id if len(rows) > limit else None)
@@ -400,6 +413,10 @@ class Reads:
             open_attempts=_NUMBERS.validate_json(row["open_attempts"]),
             nodes=_NUMBERS.validate_json(row["nodes"]),
             nodes_under_review=row["nodes_under_review"],
+            tasks_by_type=_BY_TYPE.validate_json(row["tasks_by_type"]),
+            slots=row["slots"],
+            slots_used=row["slots_used"],
+            commits_waiting_for_standby=row["commits_waiting_for_standby"],
             lag_rows=sum(shard["lag_rows"] for shard in shards),
             oldest_unpublished_seconds=_oldest(shards),
             intake_waiting=intake["waiting"],

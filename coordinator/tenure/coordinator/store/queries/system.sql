@@ -24,46 +24,64 @@ from tenure.relay_shards s
 order by s.shard
 
 -- name: figures
--- Gauges for a scrape, all tenants together; waiting tasks are counted up to $1.
+-- Gauges for a scrape, all tenants together; waiting tasks are counted up to $1. Reads what goes on,
+-- never what has ended.
+with waiting as (
+    select type, greatest(created_at, not_before) as since
+    from tenure.tasks
+    where state = 'open' and current_attempt_id is null and ripe
+    limit $1
+),
+held as (
+    select type, reason from tenure.tasks where state = 'held'
+),
+under_way as (
+    select t.type, a.state
+    from tenure.attempts a
+    join tenure.tasks t on t.task_id = a.task_id
+    where a.ended_at is null
+),
+live as (
+    select state, under_review, slots, slots_used from tenure.incarnations where state <> 'gone'
+)
 select
-    waiting.tasks as waiting,
-    waiting.oldest_seconds as oldest_waiting_seconds,
+    (select count(*) from waiting) as waiting,
+    (
+        select coalesce(extract(epoch from clock_timestamp() - min(since)), 0)::float8 from waiting
+    ) as oldest_waiting_seconds,
     (
         select coalesce(json_object_agg(reason, number), '{}')::text
-        from (
-            select reason, count(*) as number from tenure.tasks where state = 'held'
-            group by reason
-        ) held_tasks
+        from (select reason, count(*) as number from held group by reason) held_tasks
     ) as held,
     (
         select coalesce(json_object_agg(state, number), '{}')::text
-        from (
-            select state, count(*) as number from tenure.attempts where ended_at is null
-            group by state
-        ) open_attempts
+        from (select state, count(*) as number from under_way group by state) open_attempts
     ) as open_attempts,
     (
-        select coalesce(json_object_agg(state, number), '{}')::text
+        select coalesce(json_agg(json_build_array(type, phase, number) order by number desc), '[]')::text
         from (
-            select state, count(*) as number from tenure.incarnations where state <> 'gone'
-            group by state
-        ) live
-    ) as nodes,
+            select type, phase, count(*) as number
+            from (
+                select type, 'waiting' as phase from waiting
+                union all select type, 'held' from held
+                union all select type, 'under_way' from under_way
+            ) going_on
+            group by type, phase
+        ) by_type
+    ) as tasks_by_type,
     (
-        select count(*) from tenure.incarnations where state <> 'gone' and under_review
-    ) as nodes_under_review
-from (
-    select
-        count(*) as tasks,
-        coalesce(extract(epoch from clock_timestamp() - min(since)), 0)::float8 as oldest_seconds
-    from (
-        select greatest(created_at, not_before) as since
-        from tenure.tasks
-        where state = 'open' and current_attempt_id is null
-            and (not_before is null or not_before <= clock_timestamp())
-        limit $1
-    ) found
-) waiting
+        select coalesce(json_object_agg(state, number), '{}')::text
+        from (select state, count(*) as number from live group by state) nodes
+    ) as nodes,
+    (select count(*) from live where under_review) as nodes_under_review,
+    (
+        select coalesce(sum(slots), 0) from live where state = 'active'
+    ) as slots,
+    (select coalesce(sum(slots_used), 0) from live) as slots_used,
+    (
+        select count(*) from pg_stat_activity
+        where datname = current_database() and wait_event = 'SyncRep'
+    ) as commits_waiting_for_standby
 
 -- name: intake
 -- Gauges for a scrape, all tenants together; rows of a state are counted up to $1.

@@ -97,7 +97,7 @@ union all (
 
 -- name: list_tasks
 -- Newest first: task ids are ordered by time. $2 state, $3 type, $4 phase, $5 after (a task id), $6
--- number of rows; null: any.
+-- created before, $7 number of rows; null: any.
 select
     t.task_id::text as task_id, t.type, t.state, t.reason, t.priority, t.created_at, t.not_before,
     t.deadline, t.generation,
@@ -117,8 +117,9 @@ where t.tenant = $1
         else 'waiting'
     end)
     and ($5::text is null or t.task_id < $5::uuid)
+    and ($6::timestamptz is null or t.created_at < $6)
 order by t.task_id desc
-limit $6
+limit $7
 
 -- name: stream
 -- One statement, so that the entity's sequence and its events agree. $2 entity type, $3 entity id, $4
