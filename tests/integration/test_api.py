@@ -182,7 +182,7 @@ async def test_renewals_extend_leases_and_are_the_heartbeat(api: Fleet) -> None:
     assignment = await api.assigned(incarnation, await api.submit())
     taken = await api.report(incarnation, assignment, "take")
     lease = {name: assignment[name] for name in ("task_id", "attempt_id", "fencing_token")}
-    gone = lease | {"fencing_token": lease["fencing_token"] + 1}
+    gone = lease | {"fencing_token": 2**32}
     reply = await api.executor.post(
         "/v1/nodes/node-1/renewals", {"incarnation": incarnation, "leases": [lease, gone]}
     )
