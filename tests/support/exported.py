@@ -18,7 +18,7 @@ from unittest.mock import Mock
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
-from tenure.contract import reports, scheduling, tasks
+from tenure.contract import flow, reports, scheduling, tasks
 from tenure.contract.events import Event
 from tenure.coordinator.api import openapi
 from tenure.coordinator.api.endpoint import Endpoint
@@ -45,6 +45,7 @@ def table() -> tuple[Endpoint, ...]:
                 "scheduling",
                 "interventions",
                 "programs",
+                "flow",
             ]
         ),
     )
@@ -56,7 +57,7 @@ def http_models() -> list[type[BaseModel]]:
     """Public models of requests and replies, by name."""
     found = {
         model.__name__: model
-        for module in (tasks, reports, scheduling)
+        for module in (tasks, reports, scheduling, flow)
         for model in vars(module).values()
         if isinstance(model, type)
         and issubclass(model, reports.Frozen)

@@ -160,12 +160,13 @@ async def empty_state(database: FreshDatabase) -> None:
         await connection.execute(
             "set session_replication_role = replica;"  # no trigger may refuse it
             + "".join(f"delete from tenure.{table};" for table in _STATE)
-            + "delete from tenure.accounts where tenant <> 'default';"
+            + "delete from tenure.pauses;"
+            "delete from tenure.accounts where tenant <> 'default';"
             "delete from tenure.tenants where tenant <> 'default';"
             "update tenure.accounts set held_minor = 0, spent_minor = 0;"
             "update tenure.tenants set version = 1, state = 'authorized', weight = 1,"
             " node_pools = '{*}', locations = '{*}', networks = '{*}', budget_minor = null,"
-            " budget_unlimited = true, currency = null;"
+            " budget_unlimited = true, currency = null, pauses = null;"
         )
     finally:
         await connection.close()

@@ -9,7 +9,8 @@ from cyclopts import Parameter
 
 from tenure.cli.connection import open_client
 from tenure.cli.exits import UsageError
-from tenure.cli.output import Output, ago, print_fields, print_json, print_table
+from tenure.cli.output import Output, ago, cell, print_fields, print_json, print_table
+from tenure.contract.flow import PauseView
 from tenure.contract.scheduling import Explanation, FilterView
 
 TaskIdWord = Annotated[
@@ -94,10 +95,18 @@ def sentence(explained: Explanation) -> str:
         "with_a_node": "a node has it",
         "not_before": "its time has not come",
         "deadline_passed": "its deadline has passed: it ends now",
+        "paused": "it is paused: " + "; ".join(map(_pause, explained.pauses)),
         "no_node": "no node takes work now" + _counted(explained.unavailable),
         "excluded": f"{everyone} is excluded{_counted(excluded)}",
         "queued": f"{explained.eligible} of {there} nodes can take it: it waits for its turn",
     }.get(explained.standing, explained.standing)
+
+
+def _pause(pause: PauseView) -> str:
+    """A pause in words."""
+    until = "" if pause.until is None else f", until {cell(pause.until)}"
+    scope = f"{pause.scope.value} {pause.name}".strip()
+    return f"{scope} by {pause.paused_by}{until}: {pause.reason}"
 
 
 def _counted(codes: Mapping[str, int]) -> str:
@@ -110,6 +119,8 @@ def print_explanation(explained: Explanation) -> None:
     """What each filter says of the nodes."""
     away = _counted(explained.unavailable)
     print(f"{explained.nodes} nodes" + (f", of which are away{away}" if away else ""))
+    for pause in explained.pauses:
+        print(f"paused: {_pause(pause)}")
     print_table(
         ["filter", "excludes", "why", "nearest", "wants", "finds"],
         [_row(one) for one in explained.filters],

@@ -14,6 +14,7 @@ from tenure.client.settings import (
     DEFAULT_URL,
     connection_from_environment,
 )
+from tenure.contract.flow import PauseList, PauseRequest, Resumed, ResumeRequest
 from tenure.contract.operations import (
     AuthorityView,
     Evidence,
@@ -362,6 +363,18 @@ class AsyncClient:
     async def present_evidence(self, evidence: Evidence) -> EvidenceJudged:
         """Present what a receiver or consumer has seen. Above the stored it proves lost history."""
         return await self._http.run(calls.send("/v1/authority/evidence", evidence, EvidenceJudged))
+
+    async def pauses(self) -> PauseList:
+        """What is paused now."""
+        return await self._http.run(calls.read("/v1/pauses", PauseList, {}))
+
+    async def pause(self, pause: PauseRequest) -> PauseList:
+        """Let nothing of a scope begin any more; what runs goes on: for operators."""
+        return await self._http.run(calls.send("/v1/pauses", pause, PauseList))
+
+    async def resume(self, scope: ResumeRequest) -> Resumed:
+        """Let a paused scope begin again: for operators."""
+        return await self._http.run(calls.send("/v1/pauses/resume", scope, Resumed))
 
     async def outbox(self) -> OutboxStatus:
         """How far publishing is behind the log."""

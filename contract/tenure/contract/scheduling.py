@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from tenure.contract.flow import PauseView
 from tenure.contract.reports import (
     Digest,
     Executable,
@@ -119,6 +120,9 @@ class Explanation(Frozen):
     filters: tuple[FilterView, ...]
     profile_digest: str
     match: Match
+    pauses: tuple[PauseView, ...] = Field(
+        default=(), description="that keep it from every node, or everything from some node"
+    )
 
 
 class Why(Frozen):

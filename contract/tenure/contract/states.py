@@ -69,6 +69,16 @@ class Match(StrEnum):
     EXACT = "exact"  # the very build that the profile was made from
 
 
+class PauseScope(StrEnum):
+    """What is paused: nothing of it begins, what runs goes on (FLOW-01)."""
+
+    ALL = "all"  # every tenant's tasks
+    TENANT = "tenant"
+    TYPE = "type"  # of one tenant
+    NODE = "node"  # it takes nothing; unlike a draining one it stays
+    LABEL = "label"  # all nodes that have it
+
+
 class TenantState(StrEnum):
     """Whether a tenant's tasks are given to nodes."""
 

@@ -22,6 +22,7 @@ from tenure.contract.faultpoints import NO_FAULTS, FaultPoints
 from tenure.coordinator.api.applications import Applications
 from tenure.coordinator.api.endpoint import Entrance, Limits
 from tenure.coordinator.api.executors import Executors
+from tenure.coordinator.api.flow import FlowControl
 from tenure.coordinator.api.gate import Gate
 from tenure.coordinator.api.interventions import Interventions
 from tenure.coordinator.api.leases import Leases
@@ -44,6 +45,7 @@ from tenure.coordinator.reconciler import Reconciler
 from tenure.coordinator.scheduler import Scheduler
 from tenure.coordinator.store import migrate
 from tenure.coordinator.store.errors import DatabaseUnreachable
+from tenure.coordinator.store.flow import Flow
 from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError, open_pool
 from tenure.coordinator.store.reading import PoolReader
 from tenure.coordinator.store.reads import Reads
@@ -240,6 +242,7 @@ class Coordinator:
                 payload_limit_bytes=settings.payload_limit_bytes,
             ),
             programs=Programs(scheduling, schema_limit_bytes=settings.payload_limit_bytes),
+            flow=FlowControl(Flow(self._reader(people))),
             healthz=_alive,
             readyz=self._ready,
             metrics=self._metrics,

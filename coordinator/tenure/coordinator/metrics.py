@@ -19,6 +19,7 @@ from tenure.contract.states import (
     AttemptState,
     EntityType,
     NodeState,
+    PauseScope,
 )
 from tenure.coordinator.core.decisions import Happened
 from tenure.coordinator.errors import Unavailable
@@ -151,6 +152,7 @@ class Metrics:
         self._reviews = self._gauge(
             "tenure_nodes_under_review", "Incarnations whose heartbeats are missing.", ()
         )
+        self._pauses = self._gauge("tenure_pauses", "Pauses in force.", ("scope",))
         self._lag_rows = self._gauge(
             "tenure_outbox_lag_rows", "Rows of the log not published yet (10,000 a shard).", ()
         )
@@ -267,6 +269,8 @@ class Metrics:
         for node_state in _LIVE_NODES:
             self._nodes.labels(node_state.value).set(figures.nodes.get(node_state.value, 0))
         self._reviews.set(figures.nodes_under_review)
+        for scope in PauseScope:
+            self._pauses.labels(scope.value).set(figures.pauses.get(scope.value, 0))
         self._intake.labels("waiting").set(figures.intake_waiting)
         self._intake.labels("refused").set(figures.intake_refused)
         self._oldest_intake.set(figures.oldest_intake_seconds)

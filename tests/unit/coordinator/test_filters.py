@@ -153,6 +153,7 @@ def test_every_reason_of_every_filter_is_shown() -> None:
         Exclusion.NODE_SILENT,
         Exclusion.NODE_UNDER_REVIEW,
         Exclusion.TASK_REJECTED,
+        Exclusion.PAUSED,
     }
     assert reached == set(Exclusion) - before_the_filters
     assert [name for name, _ in FILTERS] == list(Filter)

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import pytest
 
 from tenure.contract.ids import IncarnationId, NodeId
-from tenure.contract.states import AttemptState, NodeState, TaskState
+from tenure.contract.states import AttemptState, NodeState, PauseScope, TaskState
 from tenure.coordinator.core import commands, decisions
 from tenure.coordinator.core.commands import AnyCommand
 from tenure.coordinator.core.decide import decide
 from tenure.coordinator.core.decisions import Accepted
-from tenure.coordinator.core.rows import IncarnationRow
+from tenure.coordinator.core.rows import ANY, IncarnationRow, PauseRow
 from tenure.coordinator.core.snapshot import Snapshot
 from tests.support.rows import (
     ABOUT_ATTEMPT,
@@ -88,6 +88,7 @@ DRAIN = commands.ChangeNode(
 
 THE_ATTEMPT: Any = {"task_id": TASK.task_id, "attempt_id": ATTEMPT.attempt_id}
 REVOKE = commands.Revoke(**COMMON, **THE_ATTEMPT, message="why")
+OVER = PauseRow(PauseScope.ALL, ANY, "", NOW - SECOND, "why", "ops", 0)
 QUARANTINE = commands.Quarantine(**COMMON, node_id=NODE.node_id, reason="why")
 
 
@@ -137,6 +138,7 @@ def situations() -> Iterator[tuple[AnyCommand, Snapshot]]:
     yield EXPIRE, with_attempt(AttemptState.RUNNING, task=late, expires_at=NOW - SECOND)
     yield EXPIRE, waiting(deadline=NOW)
     yield ALLOCATE, waiting(not_before=NOW, deadline=NOW + 1)
+    yield ALLOCATE, replace(waiting(), tenant=replace(UNLIMITED, pauses=(OVER,)))
     priced = replace(PROFILE, cost_minor=1)
     yield (
         ALLOCATE,
@@ -199,6 +201,8 @@ def test_a_decision_looks_at_nothing_that_its_guards_do_not_cover(
         assert any(isinstance(write, decisions.AttemptCreated) for write in decision.writes)
     if seen["tenant"] - ACCOUNT:
         assert reads.tenant_version == UNLIMITED.version
+    if snapshot.tenant is not None and snapshot.tenant.pauses:
+        assert reads.pause_over == OVER.until
     if seen["tenant"] & ACCOUNT:
         assert any(isinstance(write, decisions.AttemptCreated) for write in decision.writes)
     if seen["previous_incarnation"]:

@@ -28,6 +28,7 @@ FIGURES = Figures(
     held_tasks={},
     open_attempts={},
     nodes={},
+    pauses={},
     nodes_under_review=0,
     tasks_by_type=[],
     slots=8,

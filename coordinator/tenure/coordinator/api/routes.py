@@ -55,6 +55,7 @@ from tenure.coordinator.api.endpoint import (
     Size,
 )
 from tenure.coordinator.api.executors import Executors, IncarnationQuery, Nothing
+from tenure.coordinator.api.flow import FlowControl, flow_endpoints
 from tenure.coordinator.api.gate import Gate
 from tenure.coordinator.api.intervention_routes import intervention_endpoints
 from tenure.coordinator.api.interventions import Interventions
@@ -83,6 +84,7 @@ class Handlers:
     scheduling: Scheduling
     programs: Programs
     interventions: Interventions
+    flow: FlowControl
     healthz: Plain
     readyz: Plain
     metrics: Plain
@@ -322,6 +324,7 @@ def endpoints(
         *lease_endpoints(handlers.leases, application_gate),
         *scheduling_endpoints(handlers.scheduling, handlers.programs, gate=application_gate),
         *intervention_endpoints(handlers.interventions, application_gate),
+        *flow_endpoints(handlers.flow, gate=application_gate),
     )
 
 

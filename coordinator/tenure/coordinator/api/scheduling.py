@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tenure.contract.codes import Code
+from tenure.contract.flow import PauseView
 from tenure.contract.ids import (
     DEFAULT_TENANT,
     NODE_PATTERN,
@@ -25,7 +26,7 @@ from tenure.contract.scheduling import (
     TenantList,
     Why,
 )
-from tenure.contract.states import AttemptState, Match, phase_of
+from tenure.contract.states import AttemptState, Match, PauseScope, phase_of
 from tenure.contract.tasks import TaskSubmission
 from tenure.coordinator.api.endpoint import Answer, Call
 from tenure.coordinator.api.reading import read_model
@@ -34,12 +35,13 @@ from tenure.coordinator.core import explanation
 from tenure.coordinator.core.decisions import Refused
 from tenure.coordinator.core.fairness import head_start
 from tenure.coordinator.core.ranking import Kind, smallest
-from tenure.coordinator.core.rows import IncarnationRow, TaskRow, TenantRow
+from tenure.coordinator.core.rows import ANY, IncarnationRow, PauseRow, TaskRow, TenantRow
 from tenure.coordinator.core.snapshot import Minted, Snapshot
 from tenure.coordinator.core.task import submit
 from tenure.coordinator.errors import InvalidRequest, RequestRefused
 from tenure.coordinator.identities import Identity
 from tenure.coordinator.policies import Policies
+from tenure.coordinator.store.rows import optional_datetime, to_datetime
 from tenure.coordinator.store.scheduling import SchedulingReads
 from tenure.coordinator.submission import submission
 
@@ -221,6 +223,20 @@ def explanation_view(task: TaskRow, found: explanation.Explanation) -> Explanati
         ),
         profile_digest="" if task.profile is None else task.profile.digest,
         match=Match.COMPATIBLE if task.profile is None else task.profile.match,
+        pauses=tuple(map(_pause, found.pauses)),
+    )
+
+
+def _pause(pause: PauseRow) -> PauseView:
+    everyone = pause.tenant == ANY
+    return PauseView(
+        scope=pause.scope,
+        tenant=None if everyone else pause.tenant,
+        name=pause.tenant if pause.scope is PauseScope.TENANT else pause.name,
+        reason=pause.reason,
+        until=optional_datetime(pause.until),
+        paused_by=pause.paused_by,
+        paused_at=to_datetime(pause.paused_at),
     )
 
 

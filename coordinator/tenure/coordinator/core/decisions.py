@@ -45,6 +45,7 @@ class Reads:
     deadline_open: bool = False  # the task's deadline is ahead, or it has none
     deadline_passed: bool = False
     tenant_version: int | None = None  # of the item's tenant
+    pause_over: int | None = None  # a pause that ends at this instant is over
     seen_within: int | None = None  # the incarnation was heard of within these microseconds
     silent_for: int | None = None  # it was not, for these microseconds at least
     intake_id: int | None = None  # the row still waits

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from tenure.contract.ids import IncarnationId, NodeId
 from tenure.contract.states import AttemptState, TaskState
+from tenure.coordinator.core import flow
 from tenure.coordinator.core.filters import (
     FILTERS,
     Excluded,
@@ -18,9 +19,10 @@ from tenure.coordinator.core.filters import (
     Filter,
     exclusions,
     has_rejected,
+    paused,
     unavailable,
 )
-from tenure.coordinator.core.rows import IncarnationRow, TaskRow, TenantRow
+from tenure.coordinator.core.rows import IncarnationRow, PauseRow, TaskRow, TenantRow
 
 
 class Standing(StrEnum):
@@ -31,6 +33,7 @@ class Standing(StrEnum):
     WITH_A_NODE = "with_a_node"
     NOT_BEFORE = "not_before"  # its time has not come
     DEADLINE_PASSED = "deadline_passed"  # it ends as soon as the sweeper comes by
+    PAUSED = "paused"  # everything, its tenant or its type: somebody has to resume it
     NO_NODE = "no_node"  # the tenant has no node that takes work now
     EXCLUDED = "excluded"  # every node is excluded by a filter
     QUEUED = "queued"  # a node can take it: its turn comes
@@ -58,13 +61,15 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Counts of nodes. ``unavailable`` are not asked any filter."""
+    """Counts of nodes. ``unavailable`` are not asked any filter. ``pauses``: those in force that
+    keep the task from every node, or every task from some of the nodes."""
 
     standing: Standing
     nodes: int
     unavailable: Mapping[Exclusion, int]
     eligible: int
     verdicts: tuple[Verdict, ...]
+    pauses: tuple[PauseRow, ...] = ()
 
 
 def explain(
@@ -79,10 +84,15 @@ def explain(
     away: Counter[Exclusion] = Counter()
     misses: dict[Filter, list[Miss]] = {name: [] for name, _ in FILTERS}
     eligible = 0
+    of_task = flow.pauses_of_task(task, tenant, now)
+    pauses = dict.fromkeys(of_task)
     for node in nodes:
         absent = unavailable(node, now, silence_microseconds)
         if absent is None and has_rejected(task, node):
             absent = Excluded(Exclusion.TASK_REJECTED, "a node that takes it", "it has rejected it")
+        if absent is None and (of_node := flow.pauses_of_node(node, tenant, now)):
+            pauses |= dict.fromkeys(of_node)
+            absent = paused(of_node[0])
         if absent is not None:
             away[absent.code] += 1
             continue
@@ -92,11 +102,12 @@ def explain(
             others = tuple(other for other, _ in found if other is not name)
             misses[name].append(Miss(node.node_id, node.incarnation, excluded, others))
     return Explanation(
-        standing=_standing(task, attempt, now, len(nodes) - away.total(), eligible),
+        standing=_standing(task, attempt, bool(of_task), now, len(nodes) - away.total(), eligible),
         nodes=len(nodes),
         unavailable=dict(away),
         eligible=eligible,
         verdicts=tuple(_verdict(name, misses[name]) for name, _ in FILTERS),
+        pauses=tuple(pauses),
     )
 
 
@@ -113,7 +124,12 @@ def _verdict(name: Filter, misses: Sequence[Miss]) -> Verdict:
 
 
 def _standing(
-    task: TaskRow, attempt: AttemptState | None, now: int, available: int, eligible: int
+    task: TaskRow,
+    attempt: AttemptState | None,
+    paused: bool,
+    now: int,
+    available: int,
+    eligible: int,
 ) -> Standing:
     if task.state is TaskState.HELD:
         return Standing.HELD
@@ -125,6 +141,8 @@ def _standing(
         return Standing.DEADLINE_PASSED
     if task.not_before is not None and task.not_before > now:
         return Standing.NOT_BEFORE
+    if paused:
+        return Standing.PAUSED
     if not available:
         return Standing.NO_NODE
     return Standing.QUEUED if eligible else Standing.EXCLUDED

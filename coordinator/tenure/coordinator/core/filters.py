@@ -4,7 +4,8 @@ A closed set. No filter is ever relaxed, whatever the load (SCHED-02). A fact th
 excludes; the absence of a limit counts only where it is stated. Every filter says what it wanted,
 what it found, and how far the two are apart, so that the nearest miss can be told.
 
-Whether a node is there at all (``unavailable``) is asked before: it is no matter of policy.
+Whether a node is there at all (``unavailable``) and whether anything is paused are asked before:
+these are no matters of policy.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,7 +14,15 @@ from enum import StrEnum
 from typing import Final, TypeAlias
 
 from tenure.contract.states import Effects, Match, NodeState
-from tenure.coordinator.core.rows import ANY, IncarnationRow, RunProfile, TaskRow, TenantRow
+from tenure.coordinator.core import flow
+from tenure.coordinator.core.rows import (
+    ANY,
+    IncarnationRow,
+    PauseRow,
+    RunProfile,
+    TaskRow,
+    TenantRow,
+)
 
 
 class Filter(StrEnum):
@@ -36,6 +45,7 @@ class Exclusion(StrEnum):
     NODE_SILENT = "node_silent"
     NODE_UNDER_REVIEW = "node_under_review"
     TASK_REJECTED = "task_rejected"
+    PAUSED = "paused"
     # tenant authorization
     TENANT_UNKNOWN = "tenant_unknown"
     TENANT_SUSPENDED = "tenant_suspended"
@@ -281,7 +291,10 @@ FILTERS: Final[tuple[tuple[Filter, FilterFunction], ...]] = (
 def exclusion(
     task: TaskRow, node: IncarnationRow, tenant: TenantRow | None, now: int
 ) -> Excluded | None:
-    """The first filter that excludes ``node``, or None."""
+    """The pause or the first filter that excludes ``node``, or None."""
+    pauses = flow.pauses_of_task(task, tenant, now) or flow.pauses_of_node(node, tenant, now)
+    if pauses:
+        return paused(pauses[0])
     for _, judge in FILTERS:
         excluded = judge(task, node, tenant, now)
         if excluded is not None:
@@ -295,6 +308,11 @@ def exclusions(
     """Every filter that excludes ``node``."""
     judged = ((name, judge(task, node, tenant, now)) for name, judge in FILTERS)
     return tuple((name, excluded) for name, excluded in judged if excluded is not None)
+
+
+def paused(pause: PauseRow) -> Excluded:
+    """A pause, as what excludes a node."""
+    return Excluded(Exclusion.PAUSED, "no pause", f"{pause.paused_by} paused it: {pause.reason}")
 
 
 def has_rejected(task: TaskRow, node: IncarnationRow) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from tenure.contract.codes import Code, Reason
 from tenure.contract.ids import fencing_token
 from tenure.contract.states import AttemptState, EntityType, NodeState, TaskState
+from tenure.coordinator.core import flow
 from tenure.coordinator.core.commands import Allocate, Expire, Renew, Revoke, RevokeFromNode
 from tenure.coordinator.core.decisions import (
     Accepted,
@@ -109,6 +110,7 @@ def allocate(
             not_before_passed=True,
             deadline_open=True,
             tenant_version=None if snapshot.tenant is None else snapshot.tenant.version,
+            pause_over=flow.over_since(task, node, snapshot.tenant, now),
             seen_within=policy.node_silence_microseconds,
             policy_version=policy.version,
         ),

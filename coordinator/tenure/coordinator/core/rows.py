@@ -16,7 +16,14 @@ from tenure.contract.ids import (
     TaskId,
     TenantId,
 )
-from tenure.contract.states import AttemptState, Effects, Match, NodeState, TaskState
+from tenure.contract.states import (
+    AttemptState,
+    Effects,
+    Match,
+    NodeState,
+    PauseScope,
+    TaskState,
+)
 
 ANY: Final = "*"
 """In a set of what a tenant may use: no limit, stated as a fact."""
@@ -58,6 +65,19 @@ class ProfileRow:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseRow:
+    """A scope in which nothing is begun (FLOW-01). ``until``: None while nobody resumes it."""
+
+    scope: PauseScope
+    tenant: str  # ``ANY`` where it is every tenant's
+    name: str  # of the type or node, NAME=VALUE of the label, else empty
+    until: int | None
+    reason: str
+    paused_by: str
+    paused_at: int
+
+
+@dataclass(frozen=True, slots=True)
 class TenantRow:
     """What a tenant may use. ``version`` covers all but the account.
 
@@ -76,6 +96,7 @@ class TenantRow:
     budget_unlimited: bool = False
     held_minor: int = 0
     spent_minor: int = 0
+    pauses: tuple[PauseRow, ...] = ()  # that concern it, those that are over included
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,6 +236,7 @@ class _Batch:
                 reads.intake_id,
                 reads.policy_version,
                 reads.tenant_version,
+                optional_datetime(reads.pause_over),
                 _fleet(reads.fleet),
                 reads.node_quarantined,
                 None if quarantine is None else quarantine.reason or "",

@@ -15,6 +15,7 @@ grant select on
     tenure.authority_epochs, tenure.health_reviews, tenure.intake, tenure.log,
     tenure.log_default,
     tenure.tenants, tenure.accounts, tenure.profiles, tenure.executables, tenure.fact_changes,
+    tenure.pauses,
     tenure.relay_shards
 to :"coordinator";
 grant select on
@@ -38,6 +39,8 @@ grant execute on function
     tenure.set_tenant(text, jsonb, text),
     tenure.set_node_facts(text, text, jsonb, text),
     tenure.set_executable(text, bytea, text, text),
+    tenure.set_pause(text, text, text, timestamptz, text, text),
+    tenure.end_pause(text, text, text, text),
     tenure.commit_batch(
         tenure.commit_item[], tenure.task_insert[], tenure.task_update[], tenure.attempt_insert[],
         tenure.attempt_update[], tenure.lease_renewal[], tenure.receipt_insert[],

@@ -127,6 +127,7 @@ class Figures:
     slots: int  # of active nodes
     slots_used: int
     commits_waiting_for_standby: int
+    pauses: dict[str, int]  # by scope
     lag_rows: int
     oldest_unpublished_seconds: float
     intake_waiting: int
@@ -417,6 +418,7 @@ class Reads:
             slots=row["slots"],
             slots_used=row["slots_used"],
             commits_waiting_for_standby=row["commits_waiting_for_standby"],
+            pauses=_NUMBERS.validate_json(row["pauses"]),
             lag_rows=sum(shard["lag_rows"] for shard in shards),
             oldest_unpublished_seconds=_oldest(shards),
             intake_waiting=intake["waiting"],

@@ -24,6 +24,7 @@ from tenure.contract.states import (
     Effects,
     Match,
     NodeState,
+    PauseScope,
     TaskState,
     TenantState,
 )
@@ -32,6 +33,7 @@ from tenure.coordinator.core.rows import (
     AttemptRow,
     IncarnationRow,
     NodeFacts,
+    PauseRow,
     ProfileRow,
     ReceiptRow,
     Requirements,
@@ -155,6 +157,16 @@ def tenant_row(record: Record) -> TenantRow | None:
         budget_unlimited=record["budget_unlimited"],
         held_minor=record["held_minor"],
         spent_minor=record["spent_minor"],
+        pauses=pause_rows(record["pauses"]),
+    )
+
+
+def pause_rows(text: str | None) -> tuple[PauseRow, ...]:
+    """Pauses as they are kept with a tenant."""
+    if text is None:
+        return ()
+    return tuple(
+        PauseRow(**(fields | {"scope": PauseScope(fields["scope"])})) for fields in from_json(text)
     )
 
 

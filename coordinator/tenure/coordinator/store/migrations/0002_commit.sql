@@ -34,6 +34,7 @@ create type commit_item as (
     intake_id bigint,           -- guard: the row still waits
     policy_version integer,     -- guard: the policy in force
     tenant_version bigint,      -- guard: of the item's tenant
+    pause_over timestamptz,     -- guard: a pause that ends then is over
     fleet text,                 -- guard: active incarnations of the tenant, each ID:VERSION, by id
     node_quarantined boolean,   -- guard: whether the node is
     quarantine text,            -- why the node becomes so; empty: it is let back
@@ -258,6 +259,7 @@ begin
                 when i.deadline_open and not coalesce(t.deadline > m.at, true) then 1
                 when i.deadline_passed and not coalesce(t.deadline <= m.at, false) then 1
                 when i.new_deadline <= m.at then 1
+                when i.pause_over > m.at then 1
                 when i.seen_within is not null and not coalesce(
                     n.last_seen_at > m.at - i.seen_within * interval '1 microsecond', false)
                     then 1

@@ -74,7 +74,7 @@ create table fact_changes (
     at timestamptz not null,
     actor text not null,
     tenant text not null,
-    subject text not null check (subject in ('tenant', 'node', 'executable')),
+    subject text not null check (subject in ('tenant', 'node', 'executable', 'flow')),
     subject_id text not null,
     change json not null
 );
@@ -186,7 +186,7 @@ begin
         version = version + 1, state = v_row.state, weight = v_row.weight,
         node_pools = v_row.node_pools, locations = v_row.locations, networks = v_row.networks,
         budget_minor = v_row.budget_minor, budget_unlimited = v_row.budget_unlimited,
-        currency = v_row.currency, changed_at = clock_timestamp(), changed_by = p_actor
+        currency = v_row.currency, pauses = pauses_of(p_tenant), changed_at = clock_timestamp(), changed_by = p_actor
     where tenant = p_tenant;
     insert into fact_changes values (clock_timestamp(), p_actor, p_tenant, 'tenant', p_tenant,
         p_change::json);

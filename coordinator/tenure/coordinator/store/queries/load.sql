@@ -90,7 +90,7 @@ select
     p.networks as profile_networks, p.labels::text as profile_labels, p.match, p.cost_minor,
     e.tenant as fact_tenant, e.version as tenant_version, e.state as tenant_state, e.weight,
     e.node_pools, e.locations as tenant_locations, e.networks as tenant_networks, e.budget_minor,
-    e.budget_unlimited, b.held_minor, b.spent_minor
+    e.budget_unlimited, b.held_minor, b.spent_minor, e.pauses::text as pauses
 from unnest($1::uuid[], $2::uuid[]) with ordinality as i (task_id, incarnation, ord)
 left join tenure.tasks t on t.task_id = i.task_id
 left join tenure.incarnations n on n.incarnation = i.incarnation

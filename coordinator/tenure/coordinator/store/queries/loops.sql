@@ -17,7 +17,7 @@ select
     n.under_review,
     e.tenant as fact_tenant, e.version as tenant_version, e.state as tenant_state, e.weight,
     e.node_pools, e.locations as tenant_locations, e.networks as tenant_networks, e.budget_minor,
-    e.budget_unlimited, b.held_minor, b.spent_minor,
+    e.budget_unlimited, b.held_minor, b.spent_minor, e.pauses::text as pauses,
     case when row_number() over (order by n.incarnation) = 1 then (
         select json_build_object(
             'ripened', (select tenure.ripen($2)),

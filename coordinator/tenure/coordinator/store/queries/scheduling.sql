@@ -15,7 +15,7 @@ select
     p.networks as profile_networks, p.labels::text as profile_labels, p.match, p.cost_minor,
     e.tenant as fact_tenant, e.version as tenant_version, e.state as tenant_state, e.weight,
     e.node_pools, e.locations as tenant_locations, e.networks as tenant_networks, e.budget_minor,
-    e.budget_unlimited, b.held_minor, b.spent_minor,
+    e.budget_unlimited, b.held_minor, b.spent_minor, e.pauses::text as pauses,
     a.state as attempt_state, a.node_id,
     case when t.state = 'open' and t.current_attempt_id is null then (
         select count(*) + 1 from (
@@ -62,7 +62,7 @@ select
     p.networks as profile_networks, p.labels::text as profile_labels, p.match, p.cost_minor,
     e.tenant as fact_tenant, e.version as tenant_version, e.state as tenant_state, e.weight,
     e.node_pools, e.locations as tenant_locations, e.networks as tenant_networks, e.budget_minor,
-    e.budget_unlimited, b.held_minor, b.spent_minor
+    e.budget_unlimited, b.held_minor, b.spent_minor, e.pauses::text as pauses
 from groups g
 join tenure.tasks t on t.task_id = g.example
 left join tenure.profiles p on p.tenant = t.tenant and p.digest = t.profile_digest
@@ -92,7 +92,7 @@ select
     p.networks as profile_networks, p.labels::text as profile_labels, p.match, p.cost_minor,
     e.tenant as fact_tenant, e.version as tenant_version, e.state as tenant_state, e.weight,
     e.node_pools, e.locations as tenant_locations, e.networks as tenant_networks, e.budget_minor,
-    e.budget_unlimited, b.held_minor, b.spent_minor,
+    e.budget_unlimited, b.held_minor, b.spent_minor, e.pauses::text as pauses,
     (select count(*) + 1 from (
         select from tenure.tasks w where w.tenant = $1 and w.state = 'open'
             and w.current_attempt_id is null and w.ripe

@@ -81,7 +81,14 @@ select
     (
         select count(*) from pg_stat_activity
         where datname = current_database() and wait_event = 'SyncRep'
-    ) as commits_waiting_for_standby
+    ) as commits_waiting_for_standby,
+    (
+        select coalesce(json_object_agg(scope, number), '{}')::text
+        from (
+            select scope, count(*) as number from tenure.pauses
+            where coalesce(until > clock_timestamp(), true) group by scope
+        ) paused
+    ) as pauses
 
 -- name: intake
 -- Gauges for a scrape, all tenants together; rows of a state are counted up to $1.
