@@ -200,6 +200,26 @@ async def test_an_operator_revokes_one_attempt_and_is_told_how_long_it_can_write
     assert heard.json()["replies"][0]["outcome"] == "refused"
 
 
+@pytest.mark.requirement("LEASE-06")
+async def test_every_renewal_is_listed_with_both_ends_and_who_asked(api: Fleet) -> None:
+    incarnation = await api.register()
+    task_id = await api.submit()
+    assignment = await api.assigned(incarnation, task_id)
+    taken = await api.report(incarnation, assignment, "take")
+    lease = {name: assignment[name] for name in ("task_id", "attempt_id", "fencing_token")}
+    body = {"incarnation": incarnation, "leases": [lease]}
+    for _ in range(2):
+        await api.executor.post("/v1/nodes/node-1/renewals", body)
+    listed = (await api.reader.get(f"/v1/tasks/{task_id}/renewals")).json()["renewals"]
+    second, first = listed
+    assert first["prior_expires_at"] == taken.model_dump(mode="json")["expires_at"]
+    assert second["prior_expires_at"] == first["new_expires_at"] < second["new_expires_at"]
+    assert {one["renewed_by"] for one in listed} == {"fleet"}
+    assert {one["attempt_id"] for one in listed} == {assignment["attempt_id"]}
+    stranger = await api.stranger.get(f"/v1/tasks/{task_id}/renewals")
+    assert stranger.json()["renewals"] == []
+
+
 async def test_a_drained_node_that_is_quarantined_stays_so(bench: Bench) -> None:
     """Draining asks for less than what it is under already."""
     incarnation = await bench.register()

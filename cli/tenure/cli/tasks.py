@@ -294,6 +294,27 @@ def move_profile(
 
 
 @app.command
+def renewals(task_id: TaskIdWord, /, *, output: Output = "table") -> None:
+    """List the renewals of a task's leases, newest first."""
+
+    async def read() -> Any:
+        async with open_client() as client:
+            return await client.renewals(task_id)
+
+    known = asyncio.run(read())
+    if output == "json":
+        print_json(known)
+        return
+    print_table(
+        ["at", "by", "lease until", "before", "attempt"],
+        [
+            (one.at, one.renewed_by, one.new_expires_at, one.prior_expires_at, one.attempt_id)
+            for one in known.renewals
+        ],
+    )
+
+
+@app.command
 def revoke(
     task_id: TaskIdWord,
     /,

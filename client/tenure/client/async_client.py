@@ -26,6 +26,7 @@ from tenure.contract.operations import (
     QuarantineRequest,
     Recovered,
     Recovery,
+    RenewalList,
     ReviewClosing,
     ReviewList,
     RevocationRequest,
@@ -324,6 +325,11 @@ class AsyncClient:
         """State facts about a node; what is not set in ``change`` stays."""
         path = calls.node_path(node_id, "/facts")
         return await self._http.run(calls.change(path, change, NodeDetail))
+
+    async def renewals(self, task_id: str) -> RenewalList:
+        """Renewals of a task's leases, newest first."""
+        path = calls.task_path(task_id, "/renewals")
+        return await self._http.run(calls.read(path, RenewalList, {}))
 
     async def revoke(self, task_id: str, revocation: RevocationRequest) -> Revoked:
         """Take the authority of an attempt away before its time: for operators."""

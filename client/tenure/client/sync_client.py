@@ -26,6 +26,7 @@ from tenure.contract.operations import (
     QuarantineRequest,
     Recovered,
     Recovery,
+    RenewalList,
     ReviewClosing,
     ReviewList,
     RevocationRequest,
@@ -321,6 +322,11 @@ class Client:
         """State facts about a node; what is not set in ``change`` stays."""
         path = calls.node_path(node_id, "/facts")
         return self._http.run(calls.change(path, change, NodeDetail))
+
+    def renewals(self, task_id: str) -> RenewalList:
+        """Renewals of a task's leases, newest first."""
+        path = calls.task_path(task_id, "/renewals")
+        return self._http.run(calls.read(path, RenewalList, {}))
 
     def revoke(self, task_id: str, revocation: RevocationRequest) -> Revoked:
         """Take the authority of an attempt away before its time: for operators."""

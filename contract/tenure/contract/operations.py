@@ -80,6 +80,23 @@ class Revoked(Frozen):
     )
 
 
+class RenewalView(Frozen):
+    """One renewal, as it was recorded in its commit (LEASE-06)."""
+
+    attempt_id: str
+    lease_id: str
+    at: datetime
+    prior_expires_at: datetime
+    new_expires_at: datetime
+    renewed_by: str
+
+
+class RenewalList(Frozen):
+    """``GET /v1/tasks/{task_id}/renewals``: newest first, at most a thousand."""
+
+    renewals: tuple[RenewalView, ...]
+
+
 class QuarantineRequest(Frozen):
     """``POST /v1/nodes/{node_id}/quarantine``: nothing new, and what it has is revoked."""
 

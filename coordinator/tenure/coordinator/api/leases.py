@@ -113,6 +113,10 @@ class Leases:
         )
         return Answer(Recovered(epoch=epoch))
 
+    async def renewals(self, call: Call) -> Answer:
+        """Renewals of a task's attempts: who had how much more time given, and when."""
+        return Answer(await self._reads.renewals(call.identity.tenant, task_id_of(call)))
+
     async def revoke(self, call: Call) -> Answer:
         """Take the authority of one attempt away. Asking again gives the first answer."""
         request = read_model(await call.body(), RevocationRequest)

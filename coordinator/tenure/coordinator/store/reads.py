@@ -21,6 +21,8 @@ from tenure.contract.operations import (
     HeldAttempt,
     PresentedPosition,
     PresentedToken,
+    RenewalList,
+    RenewalView,
     ReviewList,
     ReviewView,
 )
@@ -57,6 +59,7 @@ from tenure.coordinator.store.reading import Reader
 
 MAX_NODES: Final = 10_000
 MAX_REVIEWS: Final = 100
+MAX_RENEWALS: Final = 1000
 MAX_ASSIGNMENTS: Final = 100_000
 MAX_RETRIED_ROWS: Final = 10_000
 MAX_COUNTED_ROWS: Final = 10_000
@@ -291,6 +294,11 @@ class Reads:
         """Attempts of an incarnation that have not ended, oldest first."""
         rows = await self._reader.fetch(_NODES["assignments"], tenant, incarnation, MAX_ASSIGNMENTS)
         return tuple(Assignment(**row) for row in rows)
+
+    async def renewals(self, tenant: TenantId, task_id: str) -> RenewalList:
+        """Renewals of a task's attempts, newest first."""
+        rows = await self._reader.fetch(_NODES["renewals"], tenant, task_id, MAX_RENEWALS)
+        return RenewalList(renewals=tuple(RenewalView(**row) for row in rows))
 
     async def reviews(self, tenant: TenantId, node_id: str) -> ReviewList:
         """Health reviews of a node's starts, newest first."""

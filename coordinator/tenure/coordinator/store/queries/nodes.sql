@@ -24,6 +24,21 @@ where tenant = $1 and node_id = $2
 order by review_id desc
 limit $3
 
+-- name: renewals
+-- Of task $2, newest first; $3: at most so many. Asked by time too: that is what the index knows.
+select
+    r.attempt_id::text as attempt_id, r.lease_id::text as lease_id, r.at, r.prior_expires_at,
+    r.new_expires_at, r.renewed_by
+from tenure.attempts a
+cross join lateral (
+    select * from tenure.renewals w
+    where w.attempt_id = a.attempt_id
+      and w.at between a.submitted_at and coalesce(a.ended_at, a.decided_at)
+) r
+where a.tenant = $1 and a.task_id = $2::uuid
+order by r.at desc
+limit $3
+
 -- name: lease_end
 select expires_at from tenure.attempts where tenant = $1 and attempt_id = $2::uuid
 
