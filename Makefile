@@ -54,6 +54,10 @@ compose-demo: ## Start compose.yaml and hash the standard library there; `docker
 test: install test-deps $(if $(filter external docker,$(TENURE_TEST_SERVICES)),,system-deps) ## Run the tests; ARGS="-k name" for some of them
 	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist loadfile)
 
+.PHONY: explore
+explore: install ## Explore larger worlds of decisions than the tests do, some minutes
+	@$(BIN)/python -m tests.support.explore $(ARGS)
+
 .PHONY: test-pooled
 test-pooled: install test-deps system-deps ## Run the integration tests through a connection pooler
 	@TENURE_TEST_POOLED=1 $(BIN)/python -m pytest tests/integration tests/properties $(ARGS)

@@ -58,6 +58,14 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [f"services: {backend} ({reason}){pooled}", documents.summary()]
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what tests have to tell of what they covered."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "told":
+                terminalreporter.write_line(str(value))
+
+
 @pytest.fixture(scope="session")
 def backend(pytestconfig: pytest.Config) -> services.Backend:
     """Where PostgreSQL and RabbitMQ come from in this run."""
