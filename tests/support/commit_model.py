@@ -28,12 +28,17 @@ from tenure.coordinator.core.commands import (
     AnyCommand,
     AttemptCommand,
     ChangeNode,
+    CloseReview,
     Deliver,
     Expire,
     HoldRejected,
+    OpenReview,
+    Quarantine,
     RefuseIntake,
     Register,
     Renew,
+    Revoke,
+    RevokeFromNode,
     Submit,
     TakeIn,
 )
@@ -45,8 +50,10 @@ from tenure.coordinator.core.decisions import (
     IncarnationCreated,
     IntakeDecided,
     LeaseRenewed,
+    NodeQuarantined,
     Reads,
     ReceiptRecorded,
+    ReviewChanged,
     TaskChanged,
     TaskCreated,
     Write,
@@ -70,7 +77,7 @@ GUARDS = frozenset(
         "epoch", "task_id", "task_version", "attempt_id", "attempt_version", "incarnation",
         "incarnation_version", "node_id", "node_incarnation", "lease_live", "lease_over",
         "not_before_passed", "deadline_open", "deadline_passed", "tenant_version", "seen_within",
-        "intake_id", "policy_version", "fleet",
+        "intake_id", "policy_version", "fleet", "silent_for", "node_quarantined",
     }
 )  # fmt: skip
 """Fields of ``Reads`` that the model knows."""
@@ -99,6 +106,7 @@ class Rows:
     attempts: Mapping[AttemptId, AttemptRow] = field(default_factory=dict)
     incarnations: Mapping[IncarnationId, IncarnationRow] = field(default_factory=dict)
     nodes: Mapping[tuple[TenantId, NodeId], IncarnationId | None] = field(default_factory=dict)
+    quarantined: frozenset[tuple[TenantId, NodeId]] = frozenset()
     receipts: Mapping[tuple[AttemptId, bytes], ReceiptRow] = field(default_factory=dict)
     reservations: Mapping[AttemptId, Reservation] = field(default_factory=dict)
     commands: Mapping[CommandId, StoredCommand] = field(default_factory=dict)
@@ -132,23 +140,12 @@ def load(rows: Rows, command: AnyCommand) -> Snapshot:
             )
         case Allocate() | HoldRejected():
             return _load_allocation(rows, command, epoch)
-        case Register():
-            previous = rows.nodes.get((command.tenant, command.node_id))
-            return Snapshot(
-                epoch=epoch,
-                command=stored,
-                previous_incarnation=None if previous is None else rows.incarnations[previous],
-            )
-        case ChangeNode():
-            return Snapshot(
-                epoch=epoch,
-                command=stored,
-                incarnation=rows.incarnations.get(command.incarnation),
-            )
+        case Register() | ChangeNode() | Quarantine() | OpenReview() | CloseReview():
+            return _load_node(rows, command, epoch)
         case _:
             task = rows.tasks.get(command.task_id)
             attempt_id = None if task is None else task.current_attempt_id
-            if isinstance(command, AttemptCommand):
+            if isinstance(command, AttemptCommand | Revoke | RevokeFromNode):
                 attempt_id = command.attempt_id
             attempt = None if attempt_id is None else rows.attempts.get(attempt_id)
             receipt = None
@@ -156,11 +153,35 @@ def load(rows: Rows, command: AnyCommand) -> Snapshot:
                 receipt = rows.receipts.get((attempt.attempt_id, command.content_digest))
             return Snapshot(
                 epoch=epoch,
-                command=None if isinstance(command, Renew | Expire) else stored,
+                command=None if isinstance(command, Renew | Expire | RevokeFromNode) else stored,
                 task=task,
                 attempt=attempt,
                 same_content_receipt=receipt,
             )
+
+
+def _load_node(
+    rows: Rows,
+    command: Register | ChangeNode | Quarantine | OpenReview | CloseReview,
+    epoch: int,
+) -> Snapshot:
+    name = (command.tenant, command.node_id)
+    asked: IncarnationId | None = None
+    if isinstance(command, ChangeNode | OpenReview | CloseReview):
+        asked = command.incarnation
+    current = rows.nodes.get(name)
+    chosen = current if asked is None else asked
+    node = None if chosen is None else rows.incarnations.get(chosen)
+    registers = isinstance(command, Register)
+    return Snapshot(
+        epoch=epoch,
+        command=rows.commands.get(command.command_id),
+        incarnation=None if registers else node,
+        previous_incarnation=node if registers else None,
+        node_known=name in rows.nodes,
+        node_quarantined=name in rows.quarantined,
+        node_incarnation=current,
+    )
 
 
 def _load_allocation(rows: Rows, command: Allocate | HoldRejected, epoch: int) -> Snapshot:
@@ -201,7 +222,10 @@ def commit(rows: Rows, command: AnyCommand, accepted: Accepted) -> tuple[ItemOut
     ):
         return ItemOutcome.STALE, rows
     for write in accepted.writes:
-        rows = _apply(rows, write, at)
+        if isinstance(write, NodeQuarantined):
+            rows = _quarantine(rows, command, accepted.reads, write)
+        else:
+            rows = _apply(rows, write, at)
     if stored:
         outcome = StoredCommand(
             command.command_id, command.tenant, command.fingerprint, accepted.reply, at
@@ -239,6 +263,10 @@ def versions_hold(rows: Rows, command: AnyCommand, accepted: Accepted) -> bool:
         and rows.nodes.get((command.tenant, reads.node_id)) != reads.node_incarnation
     ):
         return False
+    if reads.node_quarantined is not None and reads.node_id is not None:
+        quarantined = (command.tenant, reads.node_id) in rows.quarantined
+        if quarantined != reads.node_quarantined:
+            return False
     if reads.tenant_version is not None:
         tenant = rows.tenants.get(command.tenant)
         if tenant is None or tenant.version != reads.tenant_version:
@@ -269,6 +297,10 @@ def _bounds_hold(rows: Rows, reads: Reads, at: int) -> bool:
         or (
             reads.seen_within is not None
             and (node is None or node.last_seen_at <= at - reads.seen_within)
+        )
+        or (
+            reads.silent_for is not None
+            and (node is None or node.last_seen_at > at - reads.silent_for)
         )
     )
 
@@ -302,6 +334,13 @@ def _affordable(rows: Rows, write: AttemptCreated) -> bool:
         return True
     used = tenant.held_minor + tenant.spent_minor + write.cost_minor
     return tenant.budget_minor is not None and used <= tenant.budget_minor
+
+
+def _quarantine(rows: Rows, command: AnyCommand, reads: Reads, write: NodeQuarantined) -> Rows:
+    assert reads.node_id is not None
+    name = (command.tenant, reads.node_id)
+    quarantined = rows.quarantined - {name} if write.reason is None else rows.quarantined | {name}
+    return replace(rows, quarantined=quarantined)
 
 
 def _apply(rows: Rows, write: Write, at: int) -> Rows:
@@ -351,9 +390,16 @@ def _apply(rows: Rows, write: Write, at: int) -> Rows:
                 incarnations={**rows.incarnations, write.incarnation: moved},
                 nodes=nodes,
             )
+        case ReviewChanged():
+            reviewed = replace(
+                rows.incarnations[write.incarnation], under_review=write.outcome is None
+            )
+            return replace(rows, incarnations={**rows.incarnations, write.incarnation: reviewed})
         case IntakeDecided():
             state = "taken" if write.code is None else "refused"
             return replace(rows, intake={**rows.intake, write.intake_id: state})
+        case NodeQuarantined():
+            raise AssertionError("needs the item's node")
         case _:
             assert_never(write)
 
@@ -490,7 +536,7 @@ def _create_incarnation(rows: Rows, write: IncarnationCreated, at: int) -> Rows:
         incarnation=write.incarnation,
         tenant=write.tenant,
         node_id=write.node_id,
-        state=NodeState.ACTIVE,
+        state=write.state,
         version=1,
         sequence=1,
         slots=write.slots,

@@ -361,11 +361,18 @@ def canonical(situation: Situation) -> Key:
             for attempt_id, row in sorted(rows.attempts.items())
         ),
         tuple(
-            (name, row.state, row.slots_used, min(rows.now - row.last_seen_at, SILENCE))
+            (
+                name,
+                row.state,
+                row.under_review,
+                row.slots_used,
+                min(rows.now - row.last_seen_at, SILENCE),
+            )
             for name, row in sorted(rows.incarnations.items())
         ),
         tuple(sorted((*key, row.code or "") for key, row in rows.receipts.items())),
         _repeatable(rows),
+        tuple(sorted(rows.quarantined)),
         tuple(sorted(rows.intake.items())),
         tuple(
             (row.version, row.authorized, row.held_minor, row.spent_minor)

@@ -34,6 +34,8 @@ from tenure.coordinator.core.commands import (
     Register,
     Reject,
     Renew,
+    Revoke,
+    RevokeFromNode,
     Start,
     Take,
 )
@@ -155,6 +157,8 @@ def judge_step(
         _judge_report(before, command, accepted, after)
     elif isinstance(command, Allocate):
         _judge_allocation(before, command, after, tokens)
+    elif isinstance(command, Revoke | RevokeFromNode):
+        _judge_revocation(before, command, after)
     elif isinstance(command, Expire):
         _judge_expiry(before, command, after)
     elif isinstance(command, Hold | HoldRejected):
@@ -170,6 +174,19 @@ def judge_step(
         check(
             after.nodes[command.tenant, command.node_id] == command.incarnation,
             "LEASE-07: the latest start of a node has its name",
+        )
+    for name, old in before.incarnations.items():
+        new = after.incarnations[name]
+        check(
+            old.state is not NodeState.GONE
+            or (old.state, old.sequence) == (new.state, new.sequence),
+            "LEASE-07: an incarnation that has ended stays so",
+        )
+    for node in after.incarnations.values():
+        quarantined = (node.tenant, node.node_id) in after.quarantined
+        check(
+            node.state is NodeState.GONE or (node.state is NodeState.QUARANTINED) == quarantined,
+            "INC-06: a quarantined node's incarnation is, and no other",
         )
     live = [node for node in after.incarnations.values() if node.state is not NodeState.GONE]
     check(
@@ -430,7 +447,7 @@ def _judge_allocation(
     check(task.not_before is None or task.not_before <= at, "SCHED-05: not before its time")
     check(task.deadline is None or task.deadline > at, "SCHED-04: not after its deadline")
     check(
-        node.state is NodeState.ACTIVE and node.tenant == task.tenant,
+        node.state is NodeState.ACTIVE and node.tenant == task.tenant and not node.under_review,
         "LEASE-07: only an active node of the tenant gets work",
     )
     check(at - node.last_seen_at < SILENCE, "LEASE-07: a silent node gets no work")
@@ -473,6 +490,30 @@ def _judge_expiry(before: Rows, command: Expire, after: Rows) -> None:
     elif taken:
         _judge_loss(old, new)
     else:
+        check(
+            (new.state, new.failures, new.losses) == (TaskState.OPEN, old.failures, old.losses),
+            "STATE-05: what nobody took costs nothing",
+        )
+
+
+def _judge_revocation(before: Rows, command: Revoke | RevokeFromNode, after: Rows) -> None:
+    old, new = before.tasks[command.task_id], after.tasks[command.task_id]
+    attempt, ended = before.attempts[command.attempt_id], after.attempts[command.attempt_id]
+    check(
+        old.current_attempt_id == command.attempt_id, "LEASE-07: only authority there is is revoked"
+    )
+    taken = attempt.state is not AttemptState.SUBMITTED
+    check(
+        ended.state is (AttemptState.EXPIRED if taken else AttemptState.CANCELLED),
+        "STATE-04: work that was taken expires; what nobody took is withdrawn",
+    )
+    check(
+        not taken or command.message is not None,
+        "LEASE-07: the end of a process does not end its leases",
+    )
+    if old.cancel_requested_at is None and taken:
+        _judge_loss(old, new)
+    elif old.cancel_requested_at is None:
         check(
             (new.state, new.failures, new.losses) == (TaskState.OPEN, old.failures, old.losses),
             "STATE-05: what nobody took costs nothing",

@@ -176,12 +176,28 @@ class Scene:
             yield from self._reports(grant, granted)
         for task_id in rows.tasks:
             yield from self._about_task(rows, task_id, len(granted))
+        if "register" in self.asked or "nodes" in self.asked:
+            for node in self.nodes:
+                for start in range(2, self.starts + 1):
+                    yield self.registration(node, start)
         if "nodes" in self.asked:
             yield from self._about_nodes(rows)
+        if "quarantine" in self.asked:
+            yield from self._quarantines()
+        if "review" in self.asked:
+            yield from self._reviews(rows)
         if not self.submitted:
             yield from self._submissions()
 
     def _reports(self, grant: Grant, granted: tuple[Grant, ...]) -> Iterator[AnyCommand]:
+        if "revoke" in self.asked:
+            about: dict[str, Any] = {
+                "task_id": grant.task_id,
+                "attempt_id": grant.attempt_id,
+            }
+            name = f"revoke {grant.attempt_id}"
+            yield commands.Revoke(**_common(name), **about, message="why")
+            yield commands.RevokeFromNode(**_common(f"{name} at its node"), **about, message=None)
         for kind in self.asked:
             if kind not in REPORTS and kind not in CONTENTS:
                 continue
@@ -274,10 +290,24 @@ class Scene:
             if name not in known:
                 strangers.add(looks)
 
+    def _quarantines(self) -> Iterator[AnyCommand]:
+        for node in (*self.nodes, "unheard of"):
+            name = NodeId(node)
+            yield commands.Quarantine(**_common(f"quarantine {node}"), node_id=name, reason="why")
+            yield commands.Quarantine(**_common(f"let {node} back"), node_id=name, reason=None)
+
+    def _reviews(self, rows: Rows) -> Iterator[AnyCommand]:
+        for incarnation in rows.incarnations:
+            about: dict[str, Any] = {
+                "node_id": NodeId(incarnation[0]),
+                "incarnation": incarnation,
+            }
+            yield commands.OpenReview(**_common(f"review {incarnation}"), **about)
+            for message in (None, "looked at"):
+                asked = _common(f"close the review of {incarnation}: {message}")
+                yield commands.CloseReview(**asked, **about, message=message)
+
     def _about_nodes(self, rows: Rows) -> Iterator[AnyCommand]:
-        for node in self.nodes:
-            for start in range(2, self.starts + 1):
-                yield self.registration(node, start)
         for incarnation in (*rows.incarnations, IncarnationId("unheard of")):
             node_id = NodeId(incarnation[0])
             for state in (NodeState.DRAINING, NodeState.GONE):
@@ -356,7 +386,7 @@ SCENES: Final = (
         "cancellations",
         (
             "allocate", "accept", "start", "cancel", "receive", "confirm", "fail", "fail for good",
-            "hand back", "expire", "deliver", "renew",
+            "hand back", "expire", "deliver", "renew", "revoke",
         ),
         attempts=1,
         nodes=("a",),
@@ -380,7 +410,7 @@ SCENES: Final = (
     ),
     Scene(
         "effects that nobody can tell",
-        ("allocate", "take", "hand back", "expire", "deliver", "hold"),
+        ("allocate", "take", "hand back", "expire", "deliver", "hold", "revoke"),
         attempts=2,
         in_flight=0,
         effects=Effects.UNGUARDED,
@@ -403,6 +433,22 @@ SCENES: Final = (
     Scene(
         "nodes",
         ("allocate", "take", "reject", "nodes"),
+        attempts=1,
+        nodes=("a",),
+        starts=2,
+        silences=True,
+    ),
+    Scene(
+        "quarantines",
+        ("allocate", "accept", "revoke", "quarantine", "nodes"),
+        attempts=1,
+        nodes=("a",),
+        starts=2,
+        in_flight=0,
+    ),
+    Scene(
+        "reviews",
+        ("allocate", "review", "register"),
         attempts=1,
         nodes=("a",),
         starts=2,

@@ -202,6 +202,8 @@ def close_review(
     node = snapshot.incarnation
     if node is None or node.tenant != command.tenant or node.node_id != command.node_id:
         return Refused(Code.UNKNOWN_NODE, "the node has no incarnation")
+    if node.state is NodeState.GONE:
+        return Refused(Code.NODE_GONE, "the incarnation has ended, and its review with it")
     if not node.under_review:
         return Answered(Reply("applied"), None)
     if command.message is not None:
