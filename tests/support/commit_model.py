@@ -32,6 +32,7 @@ from tenure.coordinator.core.commands import (
     Deliver,
     Expire,
     HoldRejected,
+    MoveProfile,
     OpenReview,
     Quarantine,
     RefuseIntake,
@@ -145,6 +146,8 @@ def load(rows: Rows, command: AnyCommand) -> Snapshot:
         case _:
             task = rows.tasks.get(command.task_id)
             attempt_id = None if task is None else task.current_attempt_id
+            if isinstance(command, MoveProfile) and task is not None:
+                task = replace(task, profile=rows.profile_of[task.task_id])
             if isinstance(command, AttemptCommand | Revoke | RevokeFromNode):
                 attempt_id = command.attempt_id
             attempt = None if attempt_id is None else rows.attempts.get(attempt_id)
@@ -450,7 +453,13 @@ def _change_task(rows: Rows, write: TaskChanged, at: int) -> Rows:
         cancel_delivered_at=_first(write.cancel_delivered, task.cancel_delivered_at, at),
         rejected_by=write.rejected_by,
         decided_at=at,
+        resources=task.resources if write.resources is None else write.resources,
     )
+    if write.profile is not None:
+        changed = replace(
+            changed, effects=write.profile.effects, max_attempts=write.profile.max_attempts
+        )
+        rows = replace(rows, profile_of={**rows.profile_of, write.task_id: write.profile})
     return replace(rows, tasks={**rows.tasks, write.task_id: changed})
 
 

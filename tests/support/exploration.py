@@ -414,6 +414,7 @@ def _task(row: Any, now: int) -> Key:
         row.current_attempt_id,
         row.failures,
         row.losses,
+        row.effects,
         None if row.not_before is None or ended else max(row.not_before - now, 0),
         None if row.deadline is None or ended else max(row.deadline - now, -1),
         row.cancel_requested_at is not None,

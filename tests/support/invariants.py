@@ -30,6 +30,7 @@ from tenure.coordinator.core.commands import (
     Fail,
     Hold,
     HoldRejected,
+    MoveProfile,
     ReceiveCancel,
     Register,
     Reject,
@@ -249,6 +250,11 @@ def _judge_tasks(before: Rows, command: AnyCommand, accepted: Accepted, after: R
         check(
             old.cancel_requested_at in (None, new.cancel_requested_at),
             "STATE-06: nobody forgets a cancellation",
+        )
+        check(
+            old.effects is new.effects
+            or (isinstance(command, MoveProfile) and old.current_attempt_id is None),
+            "SCHED-01: a profile is frozen, but for a waiting task that an operator moves",
         )
         check(
             new.cancel_delivered_at is None or new.cancel_requested_at is not None,

@@ -268,6 +268,14 @@ class Scene:
             yield commands.Release(**_common(f"release {said}"), task_id=task_id)
         if "try again" in self.asked:
             yield commands.TryAgain(**_common(f"try again {said}"), task_id=task_id)
+        if "move profile" in self.asked:
+            for effects in (Effects.GUARDED, self.effects):
+                profile = declared(TYPE, effects, self.max_attempts).profile
+                asked = _common(f"move to {effects.value} {said}")
+                yield commands.MoveProfile(**asked, task_id=task_id, profile=profile)
+            profile = declared("another type").profile
+            asked = _common(f"move to another type {said}")
+            yield commands.MoveProfile(**asked, task_id=task_id, profile=profile)
         if "hold rejected" in self.asked:
             yield commands.HoldRejected(**_common(f"hold rejected {said}"), task_id=task_id)
         if self.strangers:
@@ -414,6 +422,12 @@ SCENES: Final = (
         attempts=2,
         in_flight=0,
         effects=Effects.UNGUARDED,
+    ),
+    Scene(
+        "another profile",
+        ("allocate", "take", "hand back", "expire", "move profile"),
+        attempts=2,
+        nodes=("a",),
     ),
     Scene(
         "deadlines",
