@@ -78,7 +78,7 @@ GUARDS = frozenset(
         "epoch", "task_id", "task_version", "attempt_id", "attempt_version", "incarnation",
         "incarnation_version", "node_id", "node_incarnation", "lease_live", "lease_over",
         "not_before_passed", "deadline_open", "deadline_passed", "tenant_version", "seen_within",
-        "intake_id", "policy_version", "fleet", "silent_for", "node_quarantined",
+        "intake_id", "policy_version", "fleet", "silent_for", "pause_over", "node_quarantined",
     }
 )  # fmt: skip
 """Fields of ``Reads`` that the model knows."""
@@ -301,6 +301,7 @@ def _bounds_hold(rows: Rows, reads: Reads, at: int) -> bool:
             reads.seen_within is not None
             and (node is None or node.last_seen_at <= at - reads.seen_within)
         )
+        or (reads.pause_over is not None and reads.pause_over > at)
         or (
             reads.silent_for is not None
             and (node is None or node.last_seen_at > at - reads.silent_for)

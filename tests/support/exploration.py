@@ -27,6 +27,7 @@ from tenure.contract.ids import (
 from tenure.contract.states import (
     TERMINAL_ATTEMPT_STATES,
     TERMINAL_TASK_STATES,
+    PauseScope,
 )
 from tenure.coordinator.core import decide as deciding
 from tenure.coordinator.core.commands import AnyCommand, AttemptCommand, TakeIn
@@ -37,6 +38,7 @@ from tenure.coordinator.core.decisions import (
     HistoryLost,
     Refused,
 )
+from tenure.coordinator.core.rows import PauseRow, TenantRow
 from tenure.coordinator.core.snapshot import Minted
 from tenure.coordinator.store.commit import NOT_STORED, ItemOutcome
 from tests.support.commit_model import Rows, commit, load, versions_hold
@@ -301,6 +303,14 @@ class _Explorer:
                     )
                     changed = replace(rows, tenants={**rows.tenants, tenant_id: other})
                     yield "the tenant is suspended or not", replace(situation, rows=changed)
+        if scene.pauses:
+            for tenant_id, tenant in rows.tenants.items():
+                if tenant.version <= scene.pauses:
+                    other = replace(
+                        tenant, version=tenant.version + 1, pauses=_pauses(rows, tenant)
+                    )
+                    changed = replace(rows, tenants={**rows.tenants, tenant_id: other})
+                    yield "the tenant is paused or resumed", replace(situation, rows=changed)
         if rows.policy_version < scene.policies:
             yield (
                 "a new policy",
@@ -332,6 +342,14 @@ class _Explorer:
                 "the authority is recovered",
                 self._settled(replace(situation, rows=recovered, backup=None)),
             )
+
+
+def _pauses(rows: Rows, tenant: TenantRow) -> tuple[PauseRow, ...]:
+    """The other way round: paused for one tick, or resumed."""
+    if tenant.pauses:
+        return ()
+    until = rows.now + TICK
+    return (PauseRow(PauseScope.TENANT, tenant.tenant, "", until, "why", "operator", rows.now),)
 
 
 def _highest(rows: Rows, command: AttemptCommand) -> int:
@@ -375,7 +393,13 @@ def canonical(situation: Situation) -> Key:
         tuple(sorted(rows.quarantined)),
         tuple(sorted(rows.intake.items())),
         tuple(
-            (row.version, row.authorized, row.held_minor, row.spent_minor)
+            (
+                row.version,
+                row.authorized,
+                row.held_minor,
+                row.spent_minor,
+                tuple(max((one.until or 0) - rows.now, 0) for one in row.pauses),
+            )
             for _, row in sorted(rows.tenants.items())
         ),
         tuple(grant.attempt_id for grant in situation.granted),

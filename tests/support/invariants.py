@@ -457,6 +457,10 @@ def _judge_allocation(
         "LEASE-07: only an active node of the tenant gets work",
     )
     check(at - node.last_seen_at < SILENCE, "LEASE-07: a silent node gets no work")
+    check(
+        not any(pause.until is None or pause.until > at for pause in tenant.pauses),
+        "FLOW-01: nothing begins where it is paused",
+    )
     check(tenant.authorized, "SCHED-01: a suspended tenant's tasks wait")
     check(node.incarnation not in task.rejected_by, "STATE-05: who rejected it is not asked again")
     check(task.type in node.task_types, "SCHED-01: the node runs the type")

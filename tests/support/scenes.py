@@ -94,6 +94,7 @@ class Scene:
     strangers: bool = False  # reports with a wrong token, node, tenant or attempt
     silences: bool = False
     suspensions: int = 0  # the tenant's version until which it is suspended and authorized again
+    pauses: int = 0  # how often it is paused or resumed
     policies: int = 1
     promotions: int = 0
     restores: int = 0
@@ -475,6 +476,13 @@ SCENES: Final = (
         nodes=("a",),
         suspensions=3,
         policies=2,
+    ),
+    Scene(
+        "pauses",
+        ("allocate", "take", "fail", "expire"),
+        attempts=2,
+        nodes=("a",),
+        pauses=2,
     ),
     Scene(
         "promotions and restores",
