@@ -81,8 +81,10 @@ async def a_release(bench: Bench) -> Send:
 
 
 async def a_move_to_another_profile(bench: Bench) -> Send:
-    task_id = await bench.submit()
     other = declared("sha256", max_attempts=2)
+    await bench.register("another", max_attempts=2)  # so that it is known
+    await bench.register("another")  # declares the usual one again, for what is submitted
+    task_id = await bench.submit()
     command = MoveProfile(**_said(task_id), profile=other.profile)
     return lambda: first(bench.authority.intervene([command]))
 
