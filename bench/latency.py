@@ -24,14 +24,15 @@ WARM_UP_SECONDS: Final = 2.0
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds from the submitting call to the handler, at ``RATE`` a second. ``other_cores``
-    includes the sides whose turn it was not."""
+    """Milliseconds from the submitting call to the handler, at ``RATE`` a second. ``cores``: what
+    the side itself used; ``other_cores`` includes the sides whose turn it was not."""
 
     side: str
     samples: int
     p50: float
     p95: float
     p99: float
+    cores: float
     other_cores: float
 
 
@@ -51,7 +52,7 @@ async def latency(side: Side, seconds: float) -> Latency:
             await asyncio.sleep(max(0.0, began + number / RATE - loop.time()))
             group.create_task(_awaited(side.send_one()))
     await all_handled(reader, count)
-    _, others = spent_between(before, spent(), busy_seconds() - busy)
+    used, others = spent_between(before, spent(), busy_seconds() - busy)
     lasted = time.monotonic() - started
     await side.settled()
     waits = [(at - sent) / 1e6 for sent, at in reader.records()]
@@ -61,6 +62,7 @@ async def latency(side: Side, seconds: float) -> Latency:
         percentile(waits, 50),
         percentile(waits, 95),
         percentile(waits, 99),
+        sum(used.values()) / lasted,
         others / lasted,
     )
 

@@ -41,8 +41,8 @@ def end_to_end(runs: Sequence[Run], cores: int) -> str:
 def latency(found: Sequence[Latency]) -> str:
     """Percentiles, round by round."""
     lines = [
-        f"| latency at {RATE} tasks/s | p50 ms | p95 | p99 | samples a round | others' cores |",
-        "|---|---|---|---|---|---|",
+        f"| latency at {RATE} tasks/s | p50 ms | p95 | p99 | samples | its cores | others' |",
+        "|---|---|---|---|---|---|---|",
     ]
     for side in _sides(found):
         own = [one for one in found if one.side == side]
@@ -51,6 +51,7 @@ def latency(found: Sequence[Latency]) -> str:
             each([one.p95 for one in own], ".1f"),
             each([one.p99 for one in own], ".1f"),
             str(own[0].samples),
+            each([one.cores for one in own], ".2f"),
             each([one.other_cores for one in own], ".2f"),
         ]
         lines.append(f"| {side} | {' | '.join(cells)} |")
