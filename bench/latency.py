@@ -6,7 +6,7 @@ whatever became of those before.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,15 +24,17 @@ WARM_UP_SECONDS: Final = 2.0
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds from the submitting call to the handler, at ``RATE`` a second. ``cores``: what
-    the side itself used; ``other_cores`` includes the sides whose turn it was not."""
+    """Milliseconds from the submitting call to the handler, at ``RATE`` a second.
+
+    ``core_microseconds`` a task, by process; ``other_cores`` includes the idle sides.
+    """
 
     side: str
     samples: int
     p50: float
     p95: float
     p99: float
-    cores: float
+    core_microseconds: Mapping[str, float]
     other_cores: float
 
 
@@ -62,7 +64,7 @@ async def latency(side: Side, seconds: float) -> Latency:
         percentile(waits, 50),
         percentile(waits, 95),
         percentile(waits, 99),
-        sum(used.values()) / lasted,
+        {name: seconds / count * 1e6 for name, seconds in used.items()},
         others / lasted,
     )
 

@@ -41,20 +41,20 @@ def end_to_end(runs: Sequence[Run], cores: int) -> str:
 def latency(found: Sequence[Latency]) -> str:
     """Percentiles, round by round."""
     lines = [
-        f"| latency at {RATE} tasks/s | p50 ms | p95 | p99 | samples | its cores | others' |",
-        "|---|---|---|---|---|---|---|",
+        f"| latency at {RATE} tasks/s | p50 ms | p95 | p99 | samples a round | others' cores |",
+        "|---|---|---|---|---|---|",
     ]
-    for side in _sides(found):
-        own = [one for one in found if one.side == side]
+    sides = {side: [one for one in found if one.side == side] for side in _sides(found)}
+    for side, own in sides.items():
         cells = [
             each([one.p50 for one in own], ".1f"),
             each([one.p95 for one in own], ".1f"),
             each([one.p99 for one in own], ".1f"),
             str(own[0].samples),
-            each([one.cores for one in own], ".2f"),
             each([one.other_cores for one in own], ".2f"),
         ]
         lines.append(f"| {side} | {' | '.join(cells)} |")
+    lines += ["", *_costs("task", sides)]
     return "\n".join(lines)
 
 
@@ -108,7 +108,10 @@ def load(rates: Sequence[float]) -> str:
 
 
 def _costs(
-    unit: str, sides: Mapping[str, Sequence[Run]] | Mapping[str, Sequence[Drained]]
+    unit: str,
+    sides: Mapping[str, Sequence[Run]]
+    | Mapping[str, Sequence[Latency]]
+    | Mapping[str, Sequence[Drained]],
 ) -> list[str]:
     """Processor time by process, medians over the rounds."""
     costs = {side: medians([run.core_microseconds for run in own]) for side, own in sides.items()}

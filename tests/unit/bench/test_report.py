@@ -41,12 +41,15 @@ def test_tenure_alone_has_no_shares() -> None:
     assert "share" not in report.end_to_end([run("Tenure", 500, {"sender": 100})], cores=2)
 
 
-def test_the_latency_table_shows_every_round() -> None:
+def test_the_latency_table_shows_every_round_and_what_a_task_costs() -> None:
     table = report.latency(
-        [Latency("Tenure", 800, 5.04, 9, 20, 0.5, 0.1), Latency("Tenure", 800, 7, 11, 40, 0.7, 0.3)]
+        [
+            Latency("Tenure", 800, 5.04, 9, 20, {"relay": 500, "sender": 100}, 0.1),
+            Latency("Tenure", 800, 7, 11, 40, {"relay": 700, "sender": 100}, 0.3),
+        ]
     )
-    assert "| Tenure | 6.0 (5.0 7.0) | 10.0 (9.0 11.0) | 30.0 (20.0 40.0) | 800 |" in table
-    assert "| 0.60 (0.50 0.70) | 0.20 (0.10 0.30) |" in table
+    assert "| Tenure | 6.0 (5.0 7.0) | 10.0 (9.0 11.0) | 30.0 (20.0 40.0) | 800 | 0.20" in table
+    assert "| Tenure | 600 | 100 | 700 |" in table
 
 
 def test_the_relay_table_has_cores_and_the_share_of_the_c_client() -> None:
