@@ -492,6 +492,7 @@ def _print_view(view: TaskView, because: str) -> None:
             ("ended", view.ended_at),
             ("priority", view.priority or None),
             ("effects", view.effects),
+            ("profile", view.profile_digest),
             ("failures", f"{view.failures} of at most {view.max_attempts}"),
             ("losses", view.losses or None),
         ]

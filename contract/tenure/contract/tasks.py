@@ -160,6 +160,7 @@ class TaskView(TaskSummary):
     losses: int = Field(description="attempts whose authority ended in the middle, or handed back")
     max_attempts: int
     effects: str
+    profile_digest: str = Field(description="of the workload profile that it is frozen under")
     resources: Resources
     cancel_requested_at: datetime | None
     cancel_delivered_at: datetime | None = Field(description="the executor has heard of it")

@@ -254,6 +254,7 @@ class Metrics:
     def set_figures(self, figures: Figures) -> None:
         """Gauges of the state."""
         self._tasks.labels("waiting").set(figures.waiting_tasks)
+        self._tasks.labels("not_before").set(figures.not_before_tasks)
         self._tasks.labels("held").set(sum(figures.held_tasks.values()))
         for reason in HELD_REASONS:
             self._held.labels(reason.value).set(figures.held_tasks.get(reason.value, 0))

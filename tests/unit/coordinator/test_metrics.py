@@ -24,6 +24,7 @@ EXPIRED = attempt_became(
 )
 FIGURES = Figures(
     waiting_tasks=0,
+    not_before_tasks=0,
     oldest_waiting_seconds=0,
     held_tasks={},
     open_attempts={},

@@ -121,6 +121,7 @@ class Figures:
     """Gauges of all tenants together. Waiting tasks and rows are counted up to 100,000."""
 
     waiting_tasks: int
+    not_before_tasks: int
     oldest_waiting_seconds: float
     held_tasks: dict[str, int]  # by reason
     open_attempts: dict[str, int]
@@ -153,6 +154,7 @@ class Reads:
             **_summary(row),
             tenant=row["tenant"],
             message=row["message"],
+            profile_digest=row["profile_digest"].hex(),
             failures=row["failures"],
             losses=row["losses"],
             max_attempts=row["max_attempts"],
@@ -417,6 +419,7 @@ class Reads:
         (intake,) = await self._reader.fetch(_SYSTEM["intake"], MAX_COUNTED_TASKS)
         return Figures(
             waiting_tasks=row["waiting"],
+            not_before_tasks=row["not_before"],
             oldest_waiting_seconds=row["oldest_waiting_seconds"],
             held_tasks=_NUMBERS.validate_json(row["held"]),
             open_attempts=_NUMBERS.validate_json(row["open_attempts"]),

@@ -50,6 +50,13 @@ select
         select coalesce(extract(epoch from clock_timestamp() - min(since)), 0)::float8 from waiting
     ) as oldest_waiting_seconds,
     (
+        select count(*) from (
+            select from tenure.tasks
+            where state = 'open' and current_attempt_id is null and not ripe
+            limit $1
+        ) later
+    ) as not_before,
+    (
         select coalesce(json_object_agg(reason, number), '{}')::text
         from (select reason, count(*) as number from held group by reason) held_tasks
     ) as held,

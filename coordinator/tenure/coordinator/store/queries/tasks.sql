@@ -5,6 +5,7 @@
 -- The whole story of a task by one statement, so that its parts agree.
 select
     t.task_id::text as task_id, t.tenant, t.type, t.state, t.reason, t.message, t.priority,
+    t.profile_digest,
     t.created_at, t.not_before, t.deadline, t.generation, t.failures, t.losses,
     t.max_attempts, t.effects,
     t.cpu_millis, t.memory_bytes, t.cancel_requested_at,
