@@ -57,6 +57,7 @@ GOOD = {
     "wrong": 0,
     "changed": 0,
     "effects_twice": 0,
+    "invariants_broken": [],
 }
 
 

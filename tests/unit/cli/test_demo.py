@@ -152,9 +152,16 @@ def test_all_as_it_should_be_is_ok() -> None:
         "coordinator_kills": 0,
         "duplicates_published": 0,
         "duplicates_ignored": 0,
+        "invariants_broken": [],
         "seconds": 1.2,
         "ok": True,
     }
+
+
+def test_a_broken_invariant_of_the_stack_is_not_ok() -> None:
+    broken = ["tokens-grow-per-task"]
+    report = compare(FILES, [ONE, TWO], GOOD, OUTPUTS, tasks=2, seconds=1, invariants_broken=broken)
+    assert (list(report.invariants_broken), report.ok) == (broken, False)
 
 
 def test_a_row_that_is_not_there_is_missing() -> None:

@@ -26,7 +26,8 @@ class Report:
     (``tenure.cli.demo.faults``): ``stale_writes_refused`` counts only refusals by the downstream's
     own code for a stale token, ``late_receipts`` deliveries that the coordinator recorded and did
     not admit, ``duplicates_published`` what an independent consumer saw more than once,
-    ``duplicates_ignored`` assignments that executors knew already.
+    ``duplicates_ignored`` assignments that executors knew already. ``invariants_broken``: what
+    ``tenure verify`` found in the stack's database at the end.
     """
 
     files: int
@@ -43,6 +44,7 @@ class Report:
     coordinator_kills: int
     duplicates_published: int
     duplicates_ignored: int
+    invariants_broken: Sequence[str]
     seconds: float
     ok: bool
 
@@ -89,10 +91,11 @@ def compare(
     seconds: float,
     found_changed: Set[str] = frozenset(),
     suffered: Suffered | None = None,
+    invariants_broken: Sequence[str] = (),
 ) -> Report:
     """Judge everything. ``outputs`` are those of the delivered tasks, by path; ``found_changed``
     the paths whose tasks failed for that reason; ``suffered`` is None where no faults were asked
-    for."""
+    for; ``invariants_broken`` are names."""
     missing = wrong = changed = undelivered = 0
     for file, expected in zip(files, direct, strict=True):
         path = encode_path(file.path)
@@ -125,11 +128,13 @@ def compare(
         coordinator_kills=endured.coordinator_kills,
         duplicates_published=endured.duplicates_published,
         duplicates_ignored=endured.duplicates_ignored,
+        invariants_broken=tuple(invariants_broken),
         seconds=round(seconds, 1),
         ok=(
             tasks == len(files)
             and missing == wrong == undelivered == written.effects_twice == 0
             and changed < len(files)
+            and not invariants_broken
             and (suffered is None or suffered.as_planned)
         ),
     )

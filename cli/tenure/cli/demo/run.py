@@ -22,6 +22,7 @@ from tenure.cli.demo.work import Work
 from tenure.cli.local.interrupts import Interrupts
 from tenure.cli.local.stack import ExecutorSpec, Stack
 from tenure.cli.together import together
+from tenure.coordinator.store.verify import verify
 
 APPLICATION: Final = "tenure.cli.demo.hasher:app"
 STRUCK_APPLICATION: Final = "tenure.cli.demo.struck:app"
@@ -98,6 +99,9 @@ class Demo:
         _say("demo", "comparing every row with a direct computation")
         direct = await compute_directly(self._files)
         written = await downstream.read(self.stack.postgres.url(downstream.DATABASE))
+        findings = await verify(self.stack.connection().database_url)
+        for name, broken in findings.broken.items():
+            _say("demo", f"invariant broken: {name}: {broken.examples}")
         self.report = compare(
             self._files,
             direct,
@@ -107,6 +111,7 @@ class Demo:
             seconds=time.monotonic() - self._began,
             found_changed=self._submitted_work.found_changed,
             suffered=None if self._faults is None else self._faults.suffered,
+            invariants_broken=tuple(findings.broken),
         )
 
     async def _work_under(self, faults: Faults) -> None:
