@@ -1,5 +1,6 @@
 """Every named query is right for the migrated schema, for the role that runs it."""
 
+from contextlib import suppress
 from importlib import resources
 
 import asyncpg
@@ -28,6 +29,8 @@ async def test_every_query_can_be_prepared_by_the_coordinator(
             # A channel has to have a name; everything else may be anything.
             nothing = "tests" if "pg_notify" in query else None
             arguments = [nothing] * len(prepared.get_parameters())
-            await prepared.fetch(*arguments)  # rights are checked when it runs
+            # Rights are checked when it runs, before what a column has to hold.
+            with suppress(asyncpg.NotNullViolationError):
+                await prepared.fetch(*arguments)
     finally:
         await connection.close()
