@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
+from tenure.cli import verbs
 from tenure.cli.connection import open_client
 from tenure.cli.exits import CommandError, UsageError
 from tenure.cli.instants import read_instant, read_past
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from tenure.client import AsyncClient
 
 app = App(name="task", help="See, cancel, hold, release, revoke and retry tasks.")
+for verb in (verbs.cancel, verbs.hold, verbs.release, verbs.retry):
+    app.command(verb)
 
 PATIENCE_SECONDS: Final = 5.0
 """Who waits for longer is told what the task is doing."""
@@ -237,43 +240,6 @@ def list_tasks(
         print(f"There are more: --after {page.next}", file=sys.stderr)
 
 
-@app.command
-def cancel(task_id: TaskIdWord, /, *, output: Output = "table") -> None:
-    """Ask for cancellation. What runs must confirm it first, or lose its lease."""
-
-    async def ask() -> Any:
-        async with open_client() as client:
-            return await client.task(task_id).cancel()
-
-    reply = asyncio.run(ask())
-    if output == "json":
-        print_json(reply)
-        return
-    words = {
-        "cancelled": "cancelled",
-        "requested": "cancellation requested: its node has to confirm",
-        "already_ended": f"had ended already: {reply.state.value}",
-    }
-    print(f"task {reply.task_id}: {words[reply.outcome]}")
-
-
-@app.command
-def hold(
-    task_id: TaskIdWord,
-    /,
-    *,
-    reason: Annotated[str, Parameter(help="Why, for those who find it held.")],
-    output: Output = "table",
-) -> None:
-    """Begin nothing of a task until it is released. What runs can only be cancelled."""
-
-    async def ask() -> Any:
-        async with open_client() as client:
-            return await client.task(task_id).hold(reason)
-
-    _print_word(asyncio.run(ask()), "held", output)
-
-
 @app.command(name="move-profile")
 def move_profile(
     task_id: TaskIdWord,
@@ -290,7 +256,7 @@ def move_profile(
         async with open_client() as client:
             return await client.task(task_id).move_profile(to)
 
-    _print_word(asyncio.run(ask()), "moved to another profile", output)
+    verbs.print_word(asyncio.run(ask()), "moved to another profile", output)
 
 
 @app.command
@@ -363,32 +329,6 @@ def _open_attempt(view: TaskView) -> str:
 
 
 @app.command
-def release(task_id: TaskIdWord, /, *, output: Output = "table") -> None:
-    """Let a held task wait for a node again."""
-
-    async def ask() -> Any:
-        async with open_client() as client:
-            return await client.task(task_id).release()
-
-    _print_word(asyncio.run(ask()), "waits for a node", output)
-
-
-@app.command
-def retry(task_id: TaskIdWord, /, *, output: Output = "table") -> None:
-    """Try a task again now: a held or waiting one itself, an ended one as a new task."""
-
-    async def ask() -> Any:
-        async with open_client() as client:
-            return await client.task(task_id).retry()
-
-    reply = asyncio.run(ask())
-    words = "waits for a node now"
-    if reply.new_task_id is not None:
-        words = f"stays {reply.state.value}; task {reply.new_task_id} does the same again"
-    _print_word(reply, words, output)
-
-
-@app.command
 def receipts(task_id: TaskIdWord, /, *, output: Output = "table") -> None:
     """List every delivery submission of a task: the active one, and what was kept as evidence.
 
@@ -404,13 +344,6 @@ def receipts(task_id: TaskIdWord, /, *, output: Output = "table") -> None:
         print_json(listed)
     else:
         _print_receipts(listed.receipts)
-
-
-def _print_word(reply: Any, words: str, output: Output) -> None:
-    if output == "json":
-        print_json(reply)
-    else:
-        print(f"task {reply.task_id}: {words}")
 
 
 def _print_receipts(listed: Sequence[ReceiptView]) -> None:
