@@ -15,6 +15,7 @@ from tenure.cli.drills.strikes import Act, Strike
 from tenure.cli.local.ports import reserve_port
 from tenure.contract import topology
 from tenure.contract.faultpoints import FaultPoint
+from tenure.coordinator.store.verify import verify
 from tests.support.armed import armed_process, died, reached, stopped
 from tests.support.books import Ledger, faults, read_log
 from tests.support.coordinator import TOKENS, Caller, fleet
@@ -72,6 +73,7 @@ async def check_books(database: FreshDatabase, broker: BrokerSpace, ledger: Ledg
     async with session(database.owner_url) as owner:
         log = await read_log(owner, topology.events_exchange(broker.name_prefix))
     assert faults(committed=log, ledger=ledger) == []
+    assert (await verify(database.owner_url)).broken == {}
 
 
 @pytest.mark.requirement("INC-01")

@@ -10,6 +10,7 @@ import pytest
 
 from tenure.cli.drills.strikes import Act, Strike
 from tenure.contract.faultpoints import FaultPoint
+from tenure.coordinator.store.verify import verify
 from tests.support.armed import died
 from tests.support.armed_app import DOWNSTREAM, STRIKE, executor
 from tests.support.coordinator import Fleet, fleet
@@ -88,3 +89,4 @@ async def test_work_of_an_executor_killed_at_any_point_is_done_and_its_effect_is
         tried = await attempts(api, task_id)
         assert len(tried) == 2
         assert {each["node_id"] for each in tried} == {"victim", "heir"}
+        assert (await verify(database.owner_url)).broken == {}

@@ -17,6 +17,7 @@ import pytest
 import structlog
 
 from tenure.contract.ids import FencingToken, epoch_of
+from tenure.coordinator.store.verify import verify
 from tests.support.clusters import await_standby, on, started, synchronous_standby
 from tests.support.coordinator import Fleet, fleet, report_of, until
 from tests.support.isolation import BrokerSpace, DatabaseServer
@@ -155,5 +156,6 @@ async def nothing_acknowledged_is_lost(url: str, load: Load) -> None:
         assert {row["task_id"] for row in rows} == load.acknowledged
         epochs = await owner.fetch("select epoch, cause from tenure.authority_epochs order by 1")
         assert [row["cause"] for row in epochs] == ["initial", "promotion"]
+        assert (await verify(url)).broken == {}
     finally:
         await owner.close()
