@@ -13,7 +13,13 @@ from tenure.contract.states import Effects, Match
 from tenure.coordinator.core.filters import Exclusion, exclusion
 from tenure.coordinator.core.ranking import Kind, Placement, Room, Score, plan, rooms, score
 from tenure.coordinator.core.retry import retry_delay
-from tenure.coordinator.core.rows import IncarnationRow, ResourceAmounts, RunProfile, TaskRow
+from tenure.coordinator.core.rows import (
+    IncarnationRow,
+    ResourceAmounts,
+    RunProfile,
+    TaskRow,
+    TenantRow,
+)
 from tenure.coordinator.core.snapshot import LeasePolicy
 from tests.support.rows import NODE, NOW, PROFILE, TASK, TENANT, TENANTS, UNLIMITED
 
@@ -89,7 +95,9 @@ amounts = st.integers(0, 600)
 
 
 @given(
-    needs=st.lists(st.tuples(amounts, amounts, st.integers(0, 3)), max_size=12),
+    needs=st.lists(
+        st.tuples(amounts | st.just(5), amounts | st.just(5), st.integers(0, 1)), max_size=14
+    ),
     capacities=st.lists(
         st.tuples(st.integers(1, 4), st.none() | amounts, st.none() | amounts), max_size=3
     ),
@@ -119,6 +127,9 @@ def test_a_plan_oversells_nothing_and_is_the_same_for_the_same_fleet(
     placements = plan(tasks, nodes, tenants, {}, NOW, 100)
     assert placements == plan(list(reversed(tasks)), list(reversed(nodes)), tenants, {}, NOW, 100)
     pairs = {one.task_id: one.incarnation for one in placements}
+    assert [(one.task_id, one.incarnation, one.score) for one in placements] == one_by_one(
+        tasks, nodes, tenant
+    )
     assert list(pairs) == [one.task_id for one in tasks if one.task_id in pairs]
     by_id = {one.task_id: one for one in tasks}
     if budget is not None:
@@ -137,6 +148,33 @@ def test_a_plan_oversells_nothing_and_is_the_same_for_the_same_fleet(
         for waiting in tasks:
             if exclusion(waiting, one, tenant, NOW) is None:
                 assert any(fits(waiting, place) for place in places)
+
+
+def one_by_one(
+    tasks: Sequence[TaskRow], nodes: Sequence[IncarnationRow], tenant: TenantRow
+) -> list[tuple[str, str, Score]]:
+    """The same plan without any short cut: every node is asked and scored for every task."""
+    state = {one.incarnation: one for one in nodes}
+    found: list[tuple[str, str, Score]] = []
+    for waiting in tasks:
+        best = min(
+            (one for one in state.values() if exclusion(waiting, one, tenant, NOW) is None),
+            key=lambda one: (-score(waiting, one).total, one.incarnation),
+            default=None,
+        )
+        if best is None:
+            continue
+        need = waiting.resources
+        found.append((waiting.task_id, best.incarnation, score(waiting, best)))
+        state[best.incarnation] = replace(
+            best,
+            slots_used=best.slots_used + need.slots,
+            cpu_used=best.cpu_used + need.cpu_millis,
+            memory_used=best.memory_used + need.memory_bytes,
+        )
+        assert waiting.profile is not None
+        tenant = replace(tenant, held_minor=tenant.held_minor + waiting.profile.cost_minor)
+    return found
 
 
 def fits(waiting: TaskRow, place: Room) -> bool:

@@ -3,12 +3,13 @@ for each node and factor (SCHED-03). Filters come first: nothing here makes a no
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from tenure.contract.ids import IncarnationId, TaskId, TenantId
 from tenure.contract.states import TaskState
 from tenure.coordinator.core.fairness import Turns
-from tenure.coordinator.core.filters import exclusion, has_rejected
+from tenure.coordinator.core.filters import budget, deadline, exclusion, has_rejected
 from tenure.coordinator.core.rows import (
     IncarnationRow,
     ProfileRow,
@@ -37,7 +38,8 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A task, the node it goes to, and why this one: its score among ``eligible`` of ``nodes``."""
+    """A task, the node it goes to, and why this one: its score, and how many of ``nodes`` were
+    ``eligible`` when a task of its kind was first placed in the same plan."""
 
     task_id: TaskId
     incarnation: IncarnationId
@@ -106,6 +108,49 @@ def rooms(
     return found
 
 
+class _Candidates:
+    """Eligible nodes for tasks that are alike, the best first.
+
+    A heap whose entries may be out of date. What a node gets only lowers its score, so an entry is
+    never better than it says: it is scored anew when it comes to the top.
+    """
+
+    def __init__(
+        self,
+        task: TaskRow,
+        free: Mapping[IncarnationId, IncarnationRow],
+        tenant: TenantRow | None,
+        now: int,
+    ) -> None:
+        self._scored: dict[IncarnationId, IncarnationRow] = {
+            node.incarnation: node
+            for node in free.values()
+            if not has_rejected(task, node) and exclusion(task, node, tenant, now) is None
+        }
+        self._heap = [(-score(task, node).total, name) for name, node in self._scored.items()]
+        heapify(self._heap)
+        self.eligible = len(self._heap)
+
+    def best(
+        self,
+        task: TaskRow,
+        free: Mapping[IncarnationId, IncarnationRow],
+        tenant: TenantRow | None,
+        now: int,
+    ) -> IncarnationRow | None:
+        """The node with the highest score, as nodes are now; equal ones by incarnation."""
+        while self._heap:
+            name = self._heap[0][1]
+            node = free.get(name)
+            if node is not None and self._scored[name] is node:
+                return node
+            heappop(self._heap)
+            if node is not None and exclusion(task, node, tenant, now) is None:
+                self._scored[name] = node
+                heappush(self._heap, (-score(task, node).total, name))
+        return None
+
+
 def plan(
     tasks: Sequence[TaskRow],
     nodes: Sequence[IncarnationRow],
@@ -124,21 +169,24 @@ def plan(
     accounts = dict(tenants)
     turns = Turns(tasks, tenants, used)
     placements: list[Placement] = []
+    candidates: dict[object, _Candidates] = {}
     while free and len(placements) < limit:
         task = turns.next()
         if task is None:
             break
         tenant = accounts.get(task.tenant)
-        scored = [
-            (-score(task, node).total, node.incarnation)
-            for node in free.values()
-            if not has_rejected(task, node) and exclusion(task, node, tenant, now) is None
-        ]
-        if not scored:
+        # What is no matter of the node is asked once, before any node.
+        if budget(task, nodes[0], tenant, now) or deadline(task, nodes[0], tenant, now):
             continue
-        best = free[min(scored)[1]]
+        alike = (task.tenant, task.type, task.profile, task.resources, task.rejected_by)
+        if alike not in candidates:
+            candidates[alike] = _Candidates(task, free, tenant, now)
+        best = candidates[alike].best(task, free, tenant, now)
+        if best is None:
+            continue
+        eligible = candidates[alike].eligible
         placements.append(
-            Placement(task.task_id, best.incarnation, score(task, best), len(scored), len(nodes))
+            Placement(task.task_id, best.incarnation, score(task, best), eligible, len(nodes))
         )
         turns.placed(task)
         if tenant is not None and task.profile is not None and task.profile.cost_minor:
