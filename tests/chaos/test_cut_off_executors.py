@@ -15,7 +15,9 @@ import pytest
 from pydantic import BaseModel
 
 from tenure.cli.drills.strikes import Act, Strike
+from tenure.contract.codes import Code
 from tenure.contract.faultpoints import FaultPoint
+from tenure.contract.ids import fencing_token
 from tenure.executor import Context, Executor, TaskType
 from tenure.executor.errors import AuthorityOver
 from tenure.executor.guards.sql import SqlGuard
@@ -226,3 +228,34 @@ async def heard_of_again(database: FreshDatabase) -> None:
         await eventually(later)
     finally:
         await owner.close()
+
+
+@pytest.mark.requirement("LEASE-04")
+async def test_a_fence_that_knows_a_later_token_is_a_witness(
+    database: FreshDatabase, broker: BrokerSpace, tmp_path: Path
+) -> None:
+    """The database was restored, the downstream was not: nobody else remembers."""
+    async with (
+        fleet(database, broker) as api,
+        downstream(database.admin_url) as receiver,
+    ):
+        app = Writer(receiver, enough=1).app()
+        async with executing(app, settings_of(api, broker, tmp_path)):
+            await registered(api, "node-1")
+            first = await api.submit(type="write_on", input={})
+            assert (await result(api, first))["state"] == "delivered"
+        # The next task's fence stands where a lost attempt has raised it.
+        task_id = await api.submit(type="write_on", input={})
+        await receiver.owner.execute(
+            "insert into tenure_fence (task_id, fencing_token, raised_at)"
+            " values ($1, $2, clock_timestamp())",
+            task_id,
+            fencing_token(1, 9),
+        )
+        async with executing(app, settings_of(api, broker, tmp_path, drain_seconds=0.0)):
+
+            async def refused() -> bool:
+                reply = await api.application.post("/v1/tasks", {"type": "write_on", "input": {}})
+                return bool(reply.json().get("code") == Code.AUTHORITY_HISTORY_LOST)
+
+            await eventually(refused)

@@ -92,9 +92,13 @@ class AuthorityOver(AuthorityError):
 
 
 class StaleToken(AuthorityError):
-    """The receiver has seen a later attempt's token."""
+    """The receiver has seen a later attempt's token: ``seen_token``, where it says so."""
 
     code = Code.STALE_TOKEN
+
+    def __init__(self, message: str, *, seen_token: int | None = None) -> None:
+        super().__init__(message)
+        self.seen_token = seen_token
 
 
 class GuardError(ExecutorError):

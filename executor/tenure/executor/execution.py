@@ -33,6 +33,7 @@ class Execution:
     input: BaseModel | None = None
     output: object = None
     handler: asyncio.Task[object] | None = None
+    seen_token: int | None = None  # of a successor, as a receiver has seen it
     stop: Stop | None = None
     stop_asked_at: float = field(default=0.0)
 

@@ -5,6 +5,7 @@ repeated), a refusal with its code, or the end of this incarnation.
 """
 
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
@@ -12,7 +13,8 @@ import httpx2
 from pydantic import BaseModel, ValidationError
 
 from tenure.contract.codes import Code
-from tenure.contract.ids import IncarnationId, NodeId
+from tenure.contract.ids import IncarnationId, NodeId, TaskId
+from tenure.contract.operations import Evidence, PresentedToken
 from tenure.contract.reports import (
     Assignments,
     DrainRequest,
@@ -70,6 +72,13 @@ class Coordinator:
     async def drain(self, node_id: NodeId, request: DrainRequest) -> None:
         """Nothing new for this incarnation; or its end."""
         _checked(await self._send("POST", f"{_node(node_id)}/drain", request))
+
+    async def present_token(self, task_id: TaskId, seen_token: int) -> None:
+        """Tell what a receiver has seen for a task (LEASE-04). Never raises: what cannot be told
+        now is told by the next witness."""
+        evidence = Evidence(tokens=(PresentedToken(task_id=task_id, fencing_token=seen_token),))
+        with suppress(CoordinatorError):
+            _checked(await self._send("POST", "/v1/authority/evidence", evidence))
 
     async def close(self) -> None:
         """Close the connections."""

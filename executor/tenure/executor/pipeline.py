@@ -9,7 +9,7 @@ when the authority is over by then: the coordinator judges, and keeps a late one
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import uuid4
@@ -22,6 +22,7 @@ from tenure.contract.codec import encode_json, json_value
 from tenure.contract.codes import Code, Reason
 from tenure.contract.errors import InvalidPayload
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoint, FaultPoints
+from tenure.contract.ids import TaskId
 from tenure.contract.reports import (
     MAX_REASON_CHARACTERS,
     Cancelled,
@@ -42,6 +43,7 @@ from tenure.executor.errors import (
     Fail,
     GuardUnavailable,
     Retry,
+    StaleToken,
 )
 from tenure.executor.execution import Execution, Stop
 from tenure.executor.guards import Guard
@@ -78,6 +80,10 @@ class Ending:
     report: Report | None = None
 
 
+async def _to_nobody(task_id: TaskId, seen_token: int) -> None:
+    """Nobody wants to know."""
+
+
 class Pipeline:
     """The steps; one for the node, shared by all runs."""
 
@@ -92,8 +98,11 @@ class Pipeline:
         output_limit_bytes: int,
         metrics: ExecutorMetrics,
         authority_changed: Callable[[], None],
+        present_token: Callable[[TaskId, int], Awaitable[None]] = _to_nobody,
         faults: FaultPoints = NO_FAULTS,
     ) -> None:
+        """``present_token``: tell what a receiver has seen for a task. Never raises."""
+        self._present_token = present_token
         self._reports = reports
         self._renewals = renewals
         self._resources = resources
@@ -107,6 +116,9 @@ class Pipeline:
     async def run(self, execution: Execution) -> None:
         """From the assignment to the answered last report. Raises NodeGone."""
         ending = await self._work(execution)
+        if execution.seen_token is not None:
+            # Where the coordinator has granted no such token, its database has lost history.
+            await self._present_token(execution.assignment.task_id, execution.seen_token)
         if ending.report is not None:
             await self._faults.reach(FaultPoint.BEFORE_REPORT, execution.assignment.attempt_id)
             answer = await self._reports.send(ending.report)
@@ -216,7 +228,7 @@ class Pipeline:
             for guard in execution.declaration.guards(context.resources):
                 await self._raise_fence(guard, execution, context)
         except AuthorityError as error:
-            return self._lost(execution, str(error))
+            return self._authority_lost(execution, error)
         except Exception as error:  # noqa: BLE001 - user code and its receivers: any error is theirs
             return self._handler_failed(execution, error)
         return None
@@ -299,8 +311,13 @@ class Pipeline:
             reason = Reason.RETRY_REQUESTED
             return self._failed(execution, reason, error.message, after_seconds=error.after_seconds)
         if isinstance(error, AuthorityError):
-            return self._lost(execution, str(error))
+            return self._authority_lost(execution, error)
         return self._handler_failed(execution, error)
+
+    def _authority_lost(self, execution: Execution, error: AuthorityError) -> Ending:
+        if isinstance(error, StaleToken):
+            execution.seen_token = error.seen_token
+        return self._lost(execution, str(error))
 
     def _handler_failed(self, execution: Execution, error: BaseException) -> Ending:
         log.warning(

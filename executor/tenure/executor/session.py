@@ -236,6 +236,7 @@ class Session:
                 output_limit_bytes=settings.output_limit_bytes,
                 metrics=around.metrics,
                 authority_changed=work.look_again,
+                present_token=around.coordinator.present_token,
                 faults=around.faults,
             )
         )

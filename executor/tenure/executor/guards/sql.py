@@ -362,7 +362,8 @@ def _translated(error: BaseException, context: Context[Any]) -> Exception:
     """What a failure of a guard's own statement means."""
     sqlstate = getattr(error, "sqlstate", None)
     if sqlstate == STALE_TOKEN:
-        return StaleToken(f"{error}.")
+        seen = getattr(error, "detail", None) or ""
+        return StaleToken(f"{error}.", seen_token=int(seen) if seen.isdecimal() else None)
     if sqlstate == AUTHORITY_OVER or context.remaining_authority_seconds() == 0.0:
         return _over(context)
     if sqlstate in _NOT_INSTALLED:

@@ -50,7 +50,8 @@ begin
         raise exception using
             errcode = 'TN001',
             message = format('stale fencing token %s of task %s: a later attempt holds %s',
-                p_fencing_token, p_task_id, v_stored);
+                p_fencing_token, p_task_id, v_stored),
+            detail = v_stored;
     end if;
     if clock_timestamp() >= p_expires_at + p_tolerance then
         raise exception using
