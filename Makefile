@@ -58,6 +58,10 @@ test: install test-deps $(if $(filter external docker,$(TENURE_TEST_SERVICES)),,
 explore: install ## Explore larger worlds of decisions than the tests do, some minutes
 	@$(BIN)/python -m tests.support.explore $(ARGS)
 
+.PHONY: conformance
+conformance: install test-deps $(if $(filter external docker,$(TENURE_TEST_SERVICES)),,system-deps) ## Run the tests of the requirements; writes docs/requirements.md
+	@$(BIN)/python -m pytest -m requirement --conformance -n 2 --dist loadfile $(ARGS)
+
 .PHONY: test-pooled
 test-pooled: install test-deps system-deps ## Run the integration tests through a connection pooler
 	@TENURE_TEST_POOLED=1 $(BIN)/python -m pytest tests/integration tests/properties $(ARGS)

@@ -13,7 +13,7 @@ from hypothesis import settings as hypothesis_settings
 
 from tenure.cli.local.postgres import PrivatePostgres
 from tenure.cli.local.rabbitmq import PrivateRabbitmq
-from tests.support import documents, services
+from tests.support import conformance, documents, services
 from tests.support.isolation import (
     BrokerSpace,
     DatabaseServer,
@@ -39,7 +39,18 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TENURE_POOLED"] = "true"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--conformance",
+        action="store_true",
+        help="print how the tests of each requirement ended, and write docs/requirements.md",
+    )
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        marks = item.iter_markers("requirement")
+        item.user_properties += [("requirement", mark.args[0]) for mark in marks]
     if not services.POOLED:
         return
     through = [
@@ -64,6 +75,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for name, value in report.user_properties:
             if name == "told":
                 terminalreporter.write_line(str(value))
+    if terminalreporter.config.getoption("--conformance"):
+        conformance.conclude(terminalreporter)
 
 
 @pytest.fixture(scope="session")

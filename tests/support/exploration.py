@@ -202,6 +202,10 @@ class _Explorer:
                 )
         elif isinstance(decision, Answered) and stored is not None:
             check(
+                stored.fingerprint == command.fingerprint,
+                "STATE-01: one id does not stand for two things",
+            )
+            check(
                 decision.reply == stored.reply, "STATE-01: a repetition is given the first answer"
             )
         if isinstance(command, AttemptCommand) and stored is None:

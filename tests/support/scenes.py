@@ -394,8 +394,8 @@ SCENES: Final = (
     Scene(
         "cancellations",
         (
-            "allocate", "accept", "start", "cancel", "receive", "confirm", "fail", "fail for good",
-            "hand back", "expire", "deliver", "renew", "revoke",
+            "allocate", "accept", "start", "take", "cancel", "receive", "confirm", "fail",
+            "fail for good", "hand back", "expire", "deliver", "renew", "revoke",
         ),
         attempts=1,
         nodes=("a",),
@@ -419,7 +419,7 @@ SCENES: Final = (
     ),
     Scene(
         "effects that nobody can tell",
-        ("allocate", "take", "hand back", "expire", "deliver", "hold", "revoke"),
+        ("allocate", "take", "hand back", "fail for good", "expire", "hold", "revoke"),
         attempts=2,
         in_flight=0,
         effects=Effects.UNGUARDED,
@@ -440,7 +440,7 @@ SCENES: Final = (
     ),
     Scene(
         "clocks that step back",
-        ("allocate", "take", "deliver", "expire", "renew"),
+        ("allocate", "take", "deliver", "expire", "renew", "cancel"),
         attempts=1,
         nodes=("a",),
         clock_steps_back=True,
@@ -499,6 +499,14 @@ SCENES: Final = (
         attempts=2,
         cost_minor=3,
         budget_minor=5,
+    ),
+    Scene(
+        "room for one",
+        ("allocate", "take", "deliver"),
+        tasks=2,
+        nodes=("a",),
+        attempts=2,
+        in_flight=0,
     ),
     Scene("submissions", ("cancel",), submitted=False, nodes=("a",)),
 )  # fmt: skip
