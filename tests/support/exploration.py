@@ -47,12 +47,15 @@ from tests.support.invariants import (
     Broken,
     authorized,
     check,
+    clock_for,
     has_effect,
     judge_rows,
     judge_step,
 )
 from tests.support.scenes import TICK, Grant, Scene
 
+CLOCK_TICKS = 3
+"""How far a clock goes that steps back."""
 MINTED = Minted((EventId("first"), EventId("second")), 0.5)
 
 
@@ -136,6 +139,8 @@ class _Explorer:
 
     def _reach(self, situation: Situation, parent: Key | None, name: str) -> None:
         key = canonical(situation)
+        if self._scene.clock_steps_back:
+            key = (key, _instants(situation.rows))
         if key not in self._seen:
             self._seen[key] = (parent, name)
             self._waiting.append((key, situation))
@@ -211,7 +216,10 @@ class _Explorer:
         if isinstance(command, AttemptCommand) and stored is None:
             check(
                 isinstance(decision, Answered)
-                or not (authorized(rows, command, rows.now) and has_effect(rows, command)),
+                or not (
+                    authorized(rows, command, clock_for(rows, command))
+                    and has_effect(rows, command)
+                ),
                 "LEASE-02: what is authorized and permitted is not refused",
             )
 
@@ -285,7 +293,8 @@ class _Explorer:
                     for name, node in rows.incarnations.items()
                 },
             )
-        yield "time passes", replace(situation, rows=later)
+        if not scene.clock_steps_back or later.now <= scene.starts_at + CLOCK_TICKS * TICK:
+            yield "time passes", replace(situation, rows=later)
         if scene.silences:
             for name, node in rows.incarnations.items():
                 if node.last_seen_at != rows.now:
@@ -430,6 +439,15 @@ def _repeatable(rows: Rows) -> Key:
             if stored.reply.receipt_id is not None
             or not any(command_id.endswith(attempt_id) for attempt_id in ended)
         )
+    )
+
+
+def _instants(rows: Rows) -> Key:
+    """Where the clock may step back, what is over may be ahead again."""
+    return (
+        rows.now,
+        tuple(row.decided_at for row in rows.tasks.values()),
+        tuple((row.decided_at, row.expires_at) for row in rows.attempts.values()),
     )
 
 

@@ -24,6 +24,7 @@ from tenure.coordinator.core.commands import (
     AnyCommand,
     AttemptCommand,
     Cancel,
+    Command,
     ConfirmCancel,
     Deliver,
     Expire,
@@ -313,6 +314,16 @@ def _stored(rows: Rows, kind: EntityType, entity_id: str) -> tuple[int, str] | N
     return None if row is None else (row.sequence, row.state.value)
 
 
+def clock_for(rows: Rows, command: Command) -> int:
+    """The clock as it counts for the rows of a command: it stands still for what was decided
+    later by it."""
+    task = rows.tasks.get(getattr(command, "task_id", TaskId("")))
+    attempt = rows.attempts.get(getattr(command, "attempt_id", AttemptId("")))
+    if attempt is None and task is not None and task.current_attempt_id is not None:
+        attempt = rows.attempts[task.current_attempt_id]
+    return max((rows.now, *(row.decided_at for row in (task, attempt) if row is not None)))
+
+
 def authorized(rows: Rows, command: AttemptCommand, at: int) -> bool:
     """Whether the caller holds the task: its attempt is the current one, its own, with the token
     that was granted to it, and its lease has not run out (LEASE-02, LEASE-05)."""
@@ -346,7 +357,7 @@ def _judge_report(before: Rows, command: AttemptCommand, accepted: Accepted, aft
     attempt = before.attempts.get(command.attempt_id)
     if attempt is None:
         _broken("LEASE-02: a report about nothing changes nothing")
-    at = before.now
+    at = clock_for(before, command)
     old, new = before.tasks[attempt.task_id], after.tasks[attempt.task_id]
     now_attempt = after.attempts[command.attempt_id]
     if not (authorized(before, command, at) and has_effect(before, command)):
@@ -438,7 +449,7 @@ def _judge_loss(old: TaskRow, new: TaskRow) -> None:
 def _judge_allocation(
     before: Rows, command: Allocate, after: Rows, tokens: Mapping[TaskId, FencingToken]
 ) -> None:
-    task, at = before.tasks[command.task_id], before.now
+    task, at = before.tasks[command.task_id], clock_for(before, command)
     node, tenant = before.incarnations[command.incarnation], before.tenants[task.tenant]
     attempt = after.attempts[command.attempt_id]
     check(command.attempt_id not in before.attempts, "LEASE-01: an attempt is a new one")
@@ -482,12 +493,13 @@ def _judge_allocation(
 
 def _judge_expiry(before: Rows, command: Expire, after: Rows) -> None:
     old, new = before.tasks[command.task_id], after.tasks[command.task_id]
+    at = clock_for(before, command)
     if old.current_attempt_id is None:
         check(new.state is TaskState.EXPIRED, "SCHED-04: a waiting task ends by its deadline")
         return
     attempt = before.attempts[old.current_attempt_id]
     ended = after.attempts[old.current_attempt_id]
-    check(attempt.expires_at <= before.now, "LEASE-07: nothing but its expiry ends a live lease")
+    check(attempt.expires_at <= at, "LEASE-07: nothing but its expiry ends a live lease")
     taken = attempt.state is not AttemptState.SUBMITTED
     check(
         ended.state is (AttemptState.EXPIRED if taken else AttemptState.CANCELLED),
@@ -495,7 +507,7 @@ def _judge_expiry(before: Rows, command: Expire, after: Rows) -> None:
     )
     if old.cancel_requested_at is not None:
         return
-    if old.deadline is not None and old.deadline <= before.now:
+    if old.deadline is not None and old.deadline <= at:
         check(new.state is TaskState.EXPIRED, "SCHED-04: the deadline has passed")
     elif taken:
         _judge_loss(old, new)
