@@ -4,6 +4,7 @@ import asyncio
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
+from pydantic import ValidationError
 
 from tenure.cli.connection import open_client
 from tenure.cli.exits import UsageError
@@ -63,7 +64,7 @@ def set_tenant(
         change["currency"] = currency
     try:
         request = TenantChange(**change)
-    except ValueError as error:
+    except ValidationError as error:
         raise UsageError(_first(error)) from error
 
     async def ask() -> Any:
@@ -146,8 +147,16 @@ def _budget_text(view: TenantView) -> str:
     return "not stated" if view.budget_minor is None else f"{view.budget_minor} {view.currency}"
 
 
-def _first(error: ValueError) -> str:
-    return str(error).splitlines()[-2].strip() if "\n" in str(error) else str(error)
+def _first(error: ValidationError) -> str:
+    """What is wrong, by the name of the option."""
+    fault = error.errors(include_url=False, include_input=False)[0]
+    field = str(fault["loc"][0])
+    option = {"node_pools": "pools", "budget_minor": "budget"}.get(field, field)
+    if fault["type"] == "string_pattern_mismatch" and field != "currency":
+        return f"--{option}: a name is of letters, digits, '.', '_', '/' and '-'."
+    if field == "currency":
+        return "--currency: three capital letters, like EUR."
+    return f"--{option}: {fault['msg']}."
 
 
 def _print(view: TenantView, output: str) -> None:
