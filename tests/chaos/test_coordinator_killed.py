@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -28,7 +29,7 @@ POINTS = [FaultPoint.BEFORE_COMMIT, FaultPoint.AFTER_COMMIT]
 
 @asynccontextmanager
 async def armed(
-    database: FreshDatabase, broker: BrokerSpace, strike: Strike
+    database: FreshDatabase, broker: BrokerSpace, strike: Strike | None
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, Caller]]:
     """A ready coordinator of its own process, and an application that asks it."""
     reservation = reserve_port()
@@ -140,3 +141,60 @@ async def test_while_a_coordinator_is_stopped_the_others_go_on_and_its_answer_is
             assert answer == meanwhile
             ledger.answered("held", answer)
     await check_books(database, broker, ledger)
+
+
+STOPS = 8
+WHILE_STOPPED = 30
+"""Tasks that the others submit and cancel before the stopped one goes on."""
+
+
+@pytest.mark.requirement("OPS-01")
+async def test_replicas_beside_one_that_is_stopped_again_and_again_refuse_nobody(
+    database: FreshDatabase,
+    broker: BrokerSpace,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """Stopped at random instants under load, with whatever it has open: its locks are released by
+    the database's own limits, and the others go on."""
+    chance, loop = random.Random(7), asyncio.get_running_loop()
+    over, done, stalls = asyncio.Event(), 0, [0.0]
+
+    async def work(caller: Caller, name: str, *, counts: bool) -> None:
+        nonlocal done
+        number = 0
+        while not over.is_set():
+            number += 1
+            began = loop.time()
+            task_id = await submit(caller, f"{name}-{number}")
+            if task_id is not None:
+                reply = await caller.post(f"/v1/tasks/{task_id}/cancel", {})
+                assert reply.status_code == 200, reply.text
+            if counts:
+                assert task_id is not None
+                stalls.append(loop.time() - began)
+                done += 1
+
+    async with (
+        fleet(database, broker) as api,
+        armed(database, broker, None) as (_, second),
+        armed(database, broker, None) as (victim, third),
+    ):
+        await api.register()
+        third.http.timeout = httpx2.Timeout(60)
+        async with asyncio.TaskGroup() as group:
+            for caller, name in ((api.application, "first"), (second, "second")):
+                for copy in range(2):
+                    group.create_task(work(caller, f"{name}-{copy}", counts=True))
+            for copy in range(4):
+                group.create_task(work(third, f"third-{copy}", counts=False))
+            for _ in range(STOPS):
+                before, instant = done, chance.randrange(1, 20)
+                await eventually(lambda: done >= before + instant)  # noqa: B023
+                victim.send_signal(signal.SIGSTOP)
+                await stopped(victim.pid)
+                before = done
+                await eventually(lambda: done >= before + WHILE_STOPPED)  # noqa: B023
+                victim.send_signal(signal.SIGCONT)
+            over.set()
+        record_property("longest_stall_seconds", round(max(stalls), 3))
+    assert (await verify(database.owner_url)).broken == {}
