@@ -518,7 +518,7 @@ LONG_SCENES: Final = (
     Scene(
         "everything about one attempt",
         (*REPORTS, *CONTENTS, "allocate", "expire", "cancel", "hold", "try again", "hold rejected"),
-        attempts=2,
+        attempts=1,
         nodes=("a",),
     ),
 )
