@@ -18,7 +18,8 @@ from tenure.contract.states import ATTEMPT_MOVES
 from tenure.coordinator import core
 from tenure.coordinator.core.commands import AnyCommand
 from tests.support.exploration import Findings, explore
-from tests.support.scenes import SCENES, Scene
+from tests.support.scene_list import SCENES
+from tests.support.scenes import Scene
 
 FLOOR = Path(__file__).with_name("floor.json")
 

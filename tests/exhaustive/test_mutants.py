@@ -31,8 +31,8 @@ from tenure.coordinator.core import (
     task,
 )
 from tests.support.exploration import explore
-from tests.support.invariants import Broken
-from tests.support.scenes import SCENES
+from tests.support.oracle import Broken
+from tests.support.scene_list import SCENES
 
 SCENE = {scene.name: scene for scene in SCENES}
 

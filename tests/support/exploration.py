@@ -41,17 +41,10 @@ from tenure.coordinator.core.decisions import (
 from tenure.coordinator.core.rows import PauseRow, TenantRow
 from tenure.coordinator.core.snapshot import Minted
 from tenure.coordinator.store.commit import NOT_STORED, ItemOutcome
-from tests.support.commit_model import Rows, commit, load, versions_hold
-from tests.support.invariants import (
-    SILENCE,
-    Broken,
-    authorized,
-    check,
-    clock_for,
-    has_effect,
-    judge_rows,
-    judge_step,
-)
+from tests.support.commit_model import commit, versions_hold
+from tests.support.invariants import judge_rows, judge_step
+from tests.support.model_rows import Rows, load
+from tests.support.oracle import SILENCE, Broken, authorized, check, clock_for, has_effect
 from tests.support.scenes import TICK, Grant, Scene
 
 CLOCK_TICKS = 3

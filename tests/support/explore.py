@@ -7,7 +7,7 @@ from pathlib import Path
 from time import process_time
 
 from tests.support.exploration import explore
-from tests.support.scenes import LONG_SCENES, SCENES
+from tests.support.scene_list import LONG_SCENES, SCENES
 
 FLOOR = Path(__file__).parents[1] / "exhaustive" / "floor.json"
 

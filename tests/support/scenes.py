@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from tenure.contract.codes import Code, Reason
 from tenure.contract.ids import (
@@ -23,8 +23,9 @@ from tenure.coordinator.core.decisions import Accepted
 from tenure.coordinator.core.rows import ANY, TenantRow
 from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.store.commit import ItemOutcome
-from tests.support.commit_model import Rows, commit, load
-from tests.support.invariants import SILENCE
+from tests.support.commit_model import commit
+from tests.support.model_rows import Rows, load
+from tests.support.oracle import SILENCE
 from tests.support.rows import MINTED, declared
 
 TICK = 10_000_000
@@ -363,163 +364,3 @@ def _apply(rows: Rows, command: AnyCommand, policy: LeasePolicy) -> Rows:
     outcome, rows = commit(rows, command, decision)
     assert outcome is ItemOutcome.APPLIED
     return rows
-
-
-SCENES: Final = (
-    Scene(
-        "three attempts",
-        ("allocate", "take", "deliver", "fail", "expire", "cancel", "confirm"),
-        in_flight=0,
-    ),
-    Scene(
-        "a coordinator that is slow",
-        ("allocate", "take", "deliver", "fail", "expire", "cancel"),
-        attempts=2,
-    ),
-    Scene(
-        "two decisions in flight",
-        ("allocate", "take", "deliver", "renew", "expire", "cancel"),
-        attempts=1,
-        in_flight=2,
-    ),
-    Scene(
-        "deliveries",
-        (
-            "allocate", "take", "deliver", "deliver again", "deliver other", "deliver changed",
-            "expire",
-        ),
-        attempts=2,
-        in_flight=0,
-    ),
-    Scene(
-        "cancellations",
-        (
-            "allocate", "accept", "start", "take", "cancel", "receive", "confirm", "fail",
-            "fail for good", "hand back", "expire", "deliver", "renew", "revoke",
-        ),
-        attempts=1,
-        nodes=("a",),
-    ),
-    Scene(
-        "strangers",
-        ("allocate", "accept", "take", "deliver", "fail", "renew", "expire"),
-        attempts=2,
-        in_flight=0,
-        strangers=True,
-    ),
-    Scene(
-        "operators",
-        (
-            "allocate", "take", "reject", "reject draining", "fail", "expire", "hold", "try again",
-            "hold rejected",
-        ),
-        attempts=2,
-        in_flight=0,
-        max_attempts=3,
-    ),
-    Scene(
-        "effects that nobody can tell",
-        ("allocate", "take", "hand back", "fail for good", "expire", "hold", "revoke"),
-        attempts=2,
-        in_flight=0,
-        effects=Effects.UNGUARDED,
-    ),
-    Scene(
-        "another profile",
-        ("allocate", "take", "hand back", "expire", "move profile"),
-        attempts=2,
-        nodes=("a",),
-    ),
-    Scene(
-        "deadlines",
-        ("allocate", "take", "deliver", "fail", "expire", "renew"),
-        attempts=2,
-        nodes=("a",),
-        deadline_ticks=3,
-        not_before_ticks=1,
-    ),
-    Scene(
-        "clocks that step back",
-        ("allocate", "take", "deliver", "expire", "renew", "cancel"),
-        attempts=1,
-        nodes=("a",),
-        clock_steps_back=True,
-    ),
-    Scene(
-        "nodes",
-        ("allocate", "take", "reject", "nodes"),
-        attempts=1,
-        nodes=("a",),
-        starts=2,
-        silences=True,
-    ),
-    Scene(
-        "quarantines",
-        ("allocate", "accept", "revoke", "quarantine", "nodes"),
-        attempts=1,
-        nodes=("a",),
-        starts=2,
-        in_flight=0,
-    ),
-    Scene(
-        "reviews",
-        ("allocate", "review", "register"),
-        attempts=1,
-        nodes=("a",),
-        starts=2,
-        silences=True,
-    ),
-    Scene(
-        "tenants and policies",
-        ("allocate", "take", "fail", "hold rejected", "reject"),
-        attempts=2,
-        nodes=("a",),
-        suspensions=3,
-        policies=2,
-    ),
-    Scene(
-        "pauses",
-        ("allocate", "take", "fail", "expire"),
-        attempts=2,
-        nodes=("a",),
-        pauses=2,
-    ),
-    Scene(
-        "promotions and restores",
-        ("allocate", "take", "deliver", "expire"),
-        promotions=1,
-        restores=1,
-        nodes=("a",),
-    ),
-    Scene(
-        "room and budget for one",
-        ("allocate", "take", "deliver", "fail"),
-        tasks=2,
-        nodes=("a",),
-        attempts=2,
-        cost_minor=3,
-        budget_minor=5,
-    ),
-    Scene(
-        "room for one",
-        ("allocate", "take", "deliver"),
-        tasks=2,
-        nodes=("a",),
-        attempts=2,
-        in_flight=0,
-    ),
-    Scene("submissions", ("cancel",), submitted=False, nodes=("a",)),
-)  # fmt: skip
-"""Explored with every run of the tests."""
-
-LONG_SCENES: Final = (
-    Scene("three attempts and a slow coordinator", SCENES[0].asked),
-    Scene("three decisions in flight", SCENES[2].asked, attempts=2, in_flight=3),
-    Scene(
-        "everything about one attempt",
-        (*REPORTS, *CONTENTS, "allocate", "expire", "cancel", "hold", "try again", "hold rejected"),
-        attempts=1,
-        nodes=("a",),
-    ),
-)
-"""Explored by ``make explore``, in some minutes."""

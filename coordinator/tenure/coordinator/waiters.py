@@ -17,7 +17,7 @@ from tenure.contract.states import TERMINAL_TASK_STATES, EntityType, TaskState
 from tenure.coordinator.core.decisions import Happened
 from tenure.coordinator.errors import Overloaded, Unavailable
 from tenure.coordinator.store.postgres import PostgresError
-from tenure.coordinator.store.reads import Ended
+from tenure.coordinator.store.views import Ended
 
 log = structlog.get_logger()
 

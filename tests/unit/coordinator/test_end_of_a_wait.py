@@ -8,7 +8,7 @@ from tenure.contract.states import Phase, TaskState
 from tenure.contract.tasks import TaskResult
 from tenure.coordinator.api.applications import Applications, WaitQuery
 from tenure.coordinator.api.endpoint import Call
-from tenure.coordinator.store.reads import Ended, ResultAt
+from tenure.coordinator.store.views import Ended, ResultAt
 from tenure.coordinator.waiters import Waiters
 
 TASK = "01890a5d-ac96-774b-bcce-b302099a8057"

@@ -10,7 +10,7 @@ from tenure.contract.ids import EventId, TenantId
 from tenure.contract.states import EntityType
 from tenure.coordinator.core.decisions import Happened
 from tenure.coordinator.errors import Overloaded, Unavailable
-from tenure.coordinator.store.reads import Ended
+from tenure.coordinator.store.views import Ended
 from tenure.coordinator.waiters import Waiters
 
 

@@ -32,7 +32,8 @@ from tenure.coordinator.api.syntax import UUID_PATTERN, is_uuid
 from tenure.coordinator.core.commands import Submit
 from tenure.coordinator.core.decisions import Outcome
 from tenure.coordinator.errors import InvalidRequest, RequestRefused, Unavailable
-from tenure.coordinator.store.reads import Enqueued, Reads, ResultAt
+from tenure.coordinator.store.reads import Reads
+from tenure.coordinator.store.views import Enqueued, ResultAt
 from tenure.coordinator.submission import submission
 from tenure.coordinator.waiters import WAKING_STATES, Waiter, Waiters
 

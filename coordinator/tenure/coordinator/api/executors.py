@@ -37,7 +37,8 @@ from tenure.coordinator.core.decisions import Outcome
 from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.errors import InvalidRequest, RequestRefused
 from tenure.coordinator.policies import Policies
-from tenure.coordinator.store.reads import KnownIncarnation, Reads
+from tenure.coordinator.store.reads import Reads
+from tenure.coordinator.store.views import KnownIncarnation
 
 
 class Nothing(Frozen):

@@ -4,7 +4,6 @@ All are bound to a tenant. What is not there, and what is another tenant's, is N
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -12,7 +11,6 @@ from asyncpg import Record
 from pydantic import TypeAdapter
 from pydantic_core import from_json
 
-from tenure.contract.codec import decode_event
 from tenure.contract.codes import Code
 from tenure.contract.ids import IncarnationId, NodeId, TenantId
 from tenure.contract.operations import (
@@ -26,9 +24,8 @@ from tenure.contract.operations import (
     ReviewList,
     ReviewView,
 )
-from tenure.contract.reports import Assignment, NodeFacts, Resources
+from tenure.contract.reports import Assignment, Resources
 from tenure.contract.states import (
-    AttemptState,
     EntityType,
     NodeState,
     Phase,
@@ -39,7 +36,6 @@ from tenure.contract.tasks import (
     AttemptView,
     IntakeEntry,
     IntakeList,
-    NodeExecutable,
     NodeView,
     OutboxStatus,
     ReceiptContent,
@@ -50,12 +46,12 @@ from tenure.contract.tasks import (
     TaskResult,
     TaskSummary,
     TaskView,
-    TimelineEntry,
 )
 from tenure.coordinator.core.snapshot import LeasePolicy
-from tenure.coordinator.store import named_queries
+from tenure.coordinator.store import named_queries, views
 from tenure.coordinator.store.policies import StoredPolicy, set_policy_arguments, stored_policy
 from tenure.coordinator.store.reading import Reader
+from tenure.coordinator.store.views import Ended, Enqueued, Figures, KnownIncarnation, ResultAt
 
 MAX_NODES: Final = 10_000
 MAX_REVIEWS: Final = 100
@@ -78,67 +74,6 @@ _NUMBERS: Final = TypeAdapter(dict[str, int])
 _BY_TYPE: Final = TypeAdapter(list[tuple[str, str, int]])
 
 
-@dataclass(frozen=True, slots=True)
-class Enqueued:
-    """What became of a task that was enqueued. ``code`` and ``message``: why it was refused."""
-
-    state: str
-    code: Code | None
-    message: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class ResultAt:
-    """A result and the head of the log that it is valid for. ``enqueued``: it is no task so far."""
-
-    result: TaskResult
-    head: int
-    enqueued: Enqueued | None
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """Tasks that ended or were held. ``position``: all up to there are among them."""
-
-    position: int
-    head: int
-    task_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class KnownIncarnation:
-    """An incarnation as far as the API asks."""
-
-    node_id: NodeId
-    incarnation: IncarnationId
-    state: NodeState
-    queue: str
-    under_review: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Gauges of all tenants together. Waiting tasks and rows are counted up to 100,000."""
-
-    waiting_tasks: int
-    not_before_tasks: int
-    oldest_waiting_seconds: float
-    held_tasks: dict[str, int]  # by reason
-    open_attempts: dict[str, int]
-    nodes: dict[str, int]
-    nodes_under_review: int
-    tasks_by_type: list[tuple[str, str, int]]  # type, phase, number; the largest first
-    slots: int  # of active nodes
-    slots_used: int
-    commits_waiting_for_standby: int
-    pauses: dict[str, int]  # by scope
-    lag_rows: int
-    oldest_unpublished_seconds: float
-    intake_waiting: int
-    intake_refused: int
-    oldest_intake_seconds: float
-
-
 class Reads:
     """The reads, over one pool. Every method raises Unavailable when the database stays away."""
 
@@ -151,7 +86,7 @@ class Reads:
         if row is None:
             return None
         return TaskView(
-            **_summary(row),
+            **views.summary(row),
             tenant=row["tenant"],
             message=row["message"],
             profile_digest=row["profile_digest"].hex(),
@@ -166,11 +101,11 @@ class Reads:
             retry_of=row["retry_of"],
             retried_by=row["retried_by"],
             ended_at=row["ended_at"],
-            input=_json(row["input"]),
-            output=_json(row["output"]),
+            input=views.parsed(row["input"]),
+            output=views.parsed(row["output"]),
             attempt_list=_ATTEMPTS.validate_json(row["attempt_list"]),
             receipts=_RECEIPTS.validate_json(row["receipts"]),
-            timeline=tuple(_timeline_entry(body) for body in row["events"]),
+            timeline=tuple(views.timeline_entry(body) for body in row["events"]),
         )
 
     async def receipts(self, tenant: TenantId, task_id: str) -> tuple[ReceiptContent, ...] | None:
@@ -188,20 +123,20 @@ class Reads:
             TaskResult(
                 task_id=row["task_id"],
                 state=state,
-                phase=phase_of(state, _attempt_state(row)),
+                phase=phase_of(state, views.attempt_state(row)),
                 reason=row["reason"],
                 message=row["message"],
                 attempt_id=row["attempt_id"],
-                output=_json(row["output"]),
+                output=views.parsed(row["output"]),
             ),
             row["head"],
-            None if row["intake_state"] is None else _enqueued(row, row["intake_state"]),
+            None if row["intake_state"] is None else views.enqueued(row, row["intake_state"]),
         )
 
     async def enqueued(self, tenant: TenantId, task_id: str) -> Enqueued | None:
         """What became of an id that a transaction was told."""
         row = await self._one(_INTAKE["enqueued"], tenant, task_id)
-        return None if row is None else _enqueued(row, row["state"])
+        return None if row is None else views.enqueued(row, row["state"])
 
     async def intake(
         self, tenant: TenantId, *, state: str | None, after: int | None, limit: int
@@ -247,7 +182,7 @@ class Reads:
             created_before,
             limit + 1,
         )
-        tasks = tuple(TaskSummary(**_summary(row)) for row in rows[:limit])
+        tasks = tuple(TaskSummary(**views.summary(row)) for row in rows[:limit])
         return TaskList(tasks=tasks, next=tasks[-1].task_id if len(rows) > limit else None)
 
     async def stream(
@@ -321,7 +256,7 @@ class Reads:
     async def nodes(self, tenant: TenantId) -> tuple[NodeView, ...]:
         """Live incarnations, and those that ended within the last hour."""
         rows = await self._reader.fetch(_NODES["list_nodes"], tenant, MAX_NODES)
-        return tuple(node_view(row) for row in rows)
+        return tuple(views.node_view(row) for row in rows)
 
     async def queues(self) -> dict[str, bool]:
         """Queues of nodes of all tenants: True when it must exist, False when it may be deleted."""
@@ -334,7 +269,7 @@ class Reads:
         return OutboxStatus(
             head=max((row["head"] for row in rows), default=0),
             lag_rows=sum(row["lag_rows"] for row in rows),
-            oldest_unpublished_seconds=_oldest(rows),
+            oldest_unpublished_seconds=views.oldest(rows),
             shards=tuple(
                 ShardStatus(
                     shard=row["shard"],
@@ -372,7 +307,7 @@ class Reads:
         return AuthorityView(
             **fields,
             state=state,
-            lost_proof=_json(row["lost_proof"]),
+            lost_proof=views.parsed(row["lost_proof"]),
             epochs=tuple(EpochView(**epoch) for epoch in opened),
         )
 
@@ -431,7 +366,7 @@ class Reads:
             commits_waiting_for_standby=row["commits_waiting_for_standby"],
             pauses=_NUMBERS.validate_json(row["pauses"]),
             lag_rows=sum(shard["lag_rows"] for shard in shards),
-            oldest_unpublished_seconds=_oldest(shards),
+            oldest_unpublished_seconds=views.oldest(shards),
             intake_waiting=intake["waiting"],
             intake_refused=intake["refused"],
             oldest_intake_seconds=intake["oldest_seconds"],
@@ -440,89 +375,3 @@ class Reads:
     async def _one(self, query: str, *arguments: Any) -> Record | None:
         rows = await self._reader.fetch(query, *arguments)
         return rows[0] if rows else None
-
-
-def _attempt_state(row: Record) -> AttemptState | None:
-    return None if row["attempt_state"] is None else AttemptState(row["attempt_state"])
-
-
-def _enqueued(row: Record, state: str) -> Enqueued:
-    return Enqueued(state, None if row["code"] is None else Code(row["code"]), row["message"])
-
-
-def _summary(row: Record) -> dict[str, Any]:
-    """The fields of TaskSummary."""
-    state = TaskState(row["state"])
-    return {
-        "task_id": row["task_id"],
-        "type": row["type"],
-        "state": state,
-        "phase": phase_of(state, _attempt_state(row)),
-        "reason": row["reason"],
-        "priority": row["priority"],
-        "created_at": row["created_at"],
-        "not_before": row["not_before"],
-        "deadline": row["deadline"],
-        "attempts": row["generation"],
-        "node_id": row["node_id"],
-    }
-
-
-def _timeline_entry(body: bytes) -> TimelineEntry:
-    event = decode_event(body)
-    return TimelineEntry(
-        recorded_at=event.recorded_at,
-        entity_type=event.entity_type,
-        entity_id=event.entity_id,
-        previous_state=event.previous_state,
-        next_state=event.next_state,
-        sequence=event.sequence,
-        epoch=event.epoch,
-        reason=event.data.reason,
-        actor=event.actor,
-        event_id=event.event_id,
-    )
-
-
-def node_view(row: Record) -> NodeView:
-    """An incarnation as people see it."""
-    limited = row["cpu_millis"] is not None and row["memory_bytes"] is not None
-    return NodeView(
-        node_id=row["node_id"],
-        incarnation=row["incarnation"],
-        state=row["state"],
-        software=row["software"],
-        protocol_version=row["protocol_version"],
-        slots=row["slots"],
-        slots_used=row["slots_used"],
-        resources=Resources(cpu_millis=row["cpu_millis"], memory_bytes=row["memory_bytes"])
-        if limited
-        else None,
-        resources_used=Resources(cpu_millis=row["cpu_used"], memory_bytes=row["memory_used"]),
-        task_types=tuple(row["task_types"]),
-        profiles={
-            name: digest.hex()
-            for name, digest in zip(row["task_types"], row["profile_digests"], strict=True)
-        },
-        facts=NodeFacts.model_validate_json(row["facts"]),
-        executable=None
-        if row["executable_digest"] is None
-        else NodeExecutable(
-            name=row["executable_name"],
-            version=row["executable_version"],
-            digest=row["executable_digest"].hex(),
-            withdrawn=row["executable_withdrawn"],
-        ),
-        registered_at=row["registered_at"],
-        last_seen_at=row["last_seen_at"],
-        seconds_since_seen=max(0.0, row["seconds_since_seen"]),
-        under_review=row["under_review"],
-    )
-
-
-def _oldest(shards: Sequence[Record]) -> float:
-    return max((row["oldest_seconds"] or 0.0 for row in shards), default=0.0)
-
-
-def _json(text: str | None) -> Any:
-    return None if text is None else from_json(text)

@@ -36,7 +36,6 @@ from tenure.coordinator.errors import RequestRefused
 from tenure.coordinator.store import named_queries
 from tenure.coordinator.store.commit import declared_type
 from tenure.coordinator.store.reading import Reader
-from tenure.coordinator.store.reads import node_view
 from tenure.coordinator.store.rows import (
     incarnation_row,
     judged_task_row,
@@ -45,6 +44,7 @@ from tenure.coordinator.store.rows import (
     tenant_row,
     to_microseconds,
 )
+from tenure.coordinator.store.views import node_view
 
 MAX_POSITION: Final = 10_000
 MAX_NODES: Final = 10_000
