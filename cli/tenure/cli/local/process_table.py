@@ -38,8 +38,8 @@ class ProcessTable(Protocol):
         """The words of its command line; empty when it is gone. `ps` tells words with blanks in
         them as several."""
 
-    def has_variable(self, pid: int, name: str, value: str) -> bool:
-        """True when it was started with this environment variable, as far as we may know. `ps`
+    def with_variable(self, name: str, value: str) -> list[int]:
+        """Those that were started with this environment variable, as far as we may know. `ps`
         cannot tell a value from one that goes on after a blank."""
 
 
@@ -67,12 +67,15 @@ class ProcTable:
             return []
         return raw.decode(errors="replace").split("\0")
 
-    def has_variable(self, pid: int, name: str, value: str) -> bool:
+    def with_variable(self, name: str, value: str) -> list[int]:
+        wanted = f"{name}={value}".encode()
+        return [pid for pid in self.all() if wanted in self._environment(pid)]
+
+    def _environment(self, pid: int) -> list[bytes]:
         try:
-            raw = (_PROC / str(pid) / "environ").read_bytes()
+            return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
         except OSError:
-            return False  # gone, or somebody else's
-        return f"{name}={value}".encode() in raw.split(b"\0")
+            return []  # gone, or somebody else's
 
 
 class PsTable:
@@ -87,11 +90,16 @@ class PsTable:
     def command_line(self, pid: int) -> list[str]:
         return _ps("-ww", "-o", "command=", "-p", str(pid)).split()
 
-    def has_variable(self, pid: int, name: str, value: str) -> bool:
-        # The one difference: how to ask for the environment, which follows the command.
+    def with_variable(self, name: str, value: str) -> list[int]:
+        # The one difference: how to ask for the environment, which follows the command. One
+        # question about all: a `ps` for each takes seconds where there are many processes.
         environment = "-E" if sys.platform == "darwin" else "e"
-        words = _ps(environment, "-ww", "-o", "command=", "-p", str(pid))
-        return f" {name}={value} " in f" {words.strip()} "
+        found = []
+        for line in _ps("-A", environment, "-ww", "-o", "pid=,command=").splitlines():
+            pid, _, words = line.strip().partition(" ")
+            if f" {name}={value} " in f" {words.strip()} ":
+                found.append(int(pid))
+        return found
 
     def _read(self, *which: str) -> dict[int, Entry]:
         found = {}

@@ -168,8 +168,7 @@ def command_line(pid: int) -> list[str]:
 
 def with_environment(name: str, value: str) -> list[int]:
     """The live processes that were started with this environment variable."""
-    table = process_table()
-    return [pid for pid in table.all() if table.has_variable(pid, name, value) and is_alive(pid)]
+    return [pid for pid in process_table().with_variable(name, value) if is_alive(pid)]
 
 
 def complaints(log: Path, *, lines: int = 20) -> str:
