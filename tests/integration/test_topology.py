@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 import structlog
 from aio_pika.abc import AbstractChannel
-from aio_pika.exceptions import ChannelClosed
+from aio_pika.exceptions import ChannelClosed, PublishError
 
 from tenure.cli.local.rabbitmq import PrivateRabbitmq
 from tenure.contract.topology import dead_letter_queue, events_exchange, node_queue_arguments
@@ -36,6 +36,18 @@ async def exists(url: str, queue: str) -> bool:
     except (ChannelClosed, ConnectionError, OSError):
         return False
     return True
+
+
+async def routes(space: BrokerSpace, key: str) -> bool:
+    """Whether a message with this key reaches any queue."""
+    async with await aio_pika.connect(space.url) as connection:
+        channel = await connection.channel(on_return_raises=True)
+        exchange = await channel.get_exchange(events_exchange(space.name_prefix), ensure=False)
+        try:
+            await exchange.publish(aio_pika.Message(b""), key, mandatory=True)
+        except PublishError:
+            return False
+        return True
 
 
 async def registered(api: Fleet, node_id: str = "node-1") -> tuple[str, str]:
@@ -138,10 +150,19 @@ async def test_a_broker_that_was_away_or_wiped_gets_its_queues(
         _, queue = await registered(api)
         assert "broker: broker_unreachable" in (await api.nobody.get("/readyz")).text
         assert (await api.application.post("/v1/tasks", {"type": "sha256"})).status_code == 201
+        subscribed = await api.operator.post(
+            "/v1/subscriptions", {"name": "billing", "events": ["task"]}
+        )
+        assert subscribed.json()["bound"] is False
+        billing = subscribed.json()["subscription"]["queue"]
         await private_rabbitmq.start()
 
         async def declared() -> bool:
-            return await exists(space.url, queue)
+            return (
+                await exists(space.url, queue)
+                and await exists(space.url, billing)
+                and await routes(space, "default.task.open")
+            )
 
         await eventually(declared)
         private_rabbitmq.kill()

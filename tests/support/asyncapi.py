@@ -18,6 +18,8 @@ from tenure.contract.topology import (
     events_exchange,
     node_queue,
     node_queue_arguments,
+    subscription_queue,
+    subscription_queue_arguments,
 )
 from tests.support import golden
 
@@ -77,7 +79,10 @@ def document() -> dict[str, Any]:
                     TenantId("{tenant}"), EntityType.TASK, "{state}"
                 ).replace(f".{EntityType.TASK}.", ".{entity}."),
                 "title": "Every event",
-                "description": "Bind a queue of your own; an event may have no subscriber.",
+                "description": (
+                    "Who wants events subscribes with the coordinator, which declares a queue and"
+                    " binds it. An event that no subscription asks for is published to nobody."
+                ),
                 "parameters": {
                     "tenant": {"description": "Whose it is."},
                     "entity": {"enum": [entity.value for entity in EntityType]},
@@ -106,10 +111,25 @@ def document() -> dict[str, Any]:
                 ),
                 "x-queue-arguments": node_queue_arguments(),
             },
+            "subscriptions": {
+                "address": subscription_queue("{tenant}", "{name}"),
+                "title": "What a subscription asks for",
+                "description": (
+                    "Declared and bound by the coordinator (`POST /v1/subscriptions`); consumers"
+                    " declare it passively. The tenant of a subscription to all is `_all`."
+                ),
+                "parameters": {
+                    "tenant": {"description": "Whose events."},
+                    "name": {"description": "Of the subscription."},
+                },
+                "messages": _references(by_name),
+                "bindings": _queue(subscription_queue("{tenant}", "{name}")),
+                "x-queue-arguments": subscription_queue_arguments(),
+            },
             "undeliverable": {
                 "address": dead_letter_queue(),
-                "title": "What a node's queue delivered too often",
-                "messages": _references(TO_NODES),
+                "title": "What a queue delivered too often",
+                "messages": _references(by_name),
                 "bindings": _queue(dead_letter_queue()),
                 "x-queue-arguments": dead_letter_queue_arguments(),
             },
@@ -122,7 +142,7 @@ def document() -> dict[str, Any]:
                 "send", "assignments", "Tell a node about an attempt", TO_NODES, mandatory=True
             ),
             "recordUndeliverable": _operation(
-                "receive", "undeliverable", "Count and log what came back", TO_NODES
+                "receive", "undeliverable", "Count and log what came back", by_name
             ),
         },
         "components": {

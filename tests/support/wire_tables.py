@@ -15,6 +15,8 @@ from tenure.contract.topology import (
     events_exchange,
     node_queue,
     node_queue_arguments,
+    subscription_queue,
+    subscription_queue_arguments,
 )
 from tenure.coordinator.api.endpoint import EVERY_ROLE, Endpoint
 from tenure.coordinator.api.problems import NEXT_STEP, RETRYABLE, STATUS
@@ -138,6 +140,11 @@ def _broker() -> list[str]:
             "one start of one executor",
             f"queue `{node_queue(tenant, incarnation)}`, durable, default exchange",
             _arguments(node_queue_arguments()),
+        ),
+        _row(
+            "a subscription",
+            f"queue `{subscription_queue(tenant, 'NAME')}`, durable, bound to the exchange",
+            _arguments(subscription_queue_arguments()),
         ),
         _row(
             "messages delivered too often",

@@ -1,4 +1,4 @@
-"""Points in time on the command line: an ISO 8601 instant, or how long from now."""
+"""Points in time on the command line: an ISO 8601 instant, or how long from now; and lengths."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -31,6 +31,18 @@ def read_instant(text: str, option: str, *, now: datetime | None = None) -> date
             f"{option}: {text!r} is no point in time.",
             next_step="Give one like 2026-12-24T18:00:00Z, or a length from now like 90s or 1h30m.",
         ) from None
+
+
+def read_length(text: str, option: str) -> timedelta:
+    """``90s``, ``1h30m``, ``7d``. Raises UsageError, naming ``option``."""
+    length = _LENGTH.fullmatch(text)
+    if not length or not any(length.groups()):
+        raise UsageError(
+            f"{option}: {text!r} is no length of time.",
+            next_step="Give one like 90s, 1h30m or 7d.",
+        )
+    now = datetime.now(UTC)
+    return read_instant(text, option, now=now) - now
 
 
 def read_past(text: str, option: str, *, now: datetime | None = None) -> datetime:

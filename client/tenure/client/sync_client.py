@@ -47,6 +47,13 @@ from tenure.contract.scheduling import (
     TenantList,
     TenantView,
 )
+from tenure.contract.subscriptions import (
+    Audience,
+    Subscribed,
+    SubscriptionList,
+    SubscriptionRequest,
+    Unsubscribed,
+)
 from tenure.contract.tasks import IntakeList, IntakeRetried, NodeList, OutboxStatus, TaskList
 from tenure.contract.tasktype import InputT, OutputT, TaskType, named
 
@@ -378,6 +385,18 @@ class Client:
     def resume(self, scope: ResumeRequest) -> Resumed:
         """Let a paused scope begin again: for operators."""
         return self._http.run(calls.send("/v1/pauses/resume", scope, Resumed))
+
+    def subscriptions(self) -> SubscriptionList:
+        """Which events reach which queues."""
+        return self._http.run(calls.read("/v1/subscriptions", SubscriptionList, {}))
+
+    def subscribe(self, subscription: SubscriptionRequest) -> Subscribed:
+        """Let events reach a queue from now on, or change which: for operators."""
+        return self._http.run(calls.send("/v1/subscriptions", subscription, Subscribed))
+
+    def unsubscribe(self, which: Audience) -> Unsubscribed:
+        """End a subscription; its queue goes with what is in it: for operators."""
+        return self._http.run(calls.send("/v1/subscriptions/remove", which, Unsubscribed))
 
     def outbox(self) -> OutboxStatus:
         """How far publishing is behind the log."""

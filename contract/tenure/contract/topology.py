@@ -1,7 +1,8 @@
 """Names on the broker, and the shard of a stream.
 
-One topic exchange carries events; one quorum queue per node incarnation carries assignments and
-cancellations through the default exchange. The coordinator declares; executors declare passively.
+One topic exchange carries events to the quorum queues of subscriptions, which are bound to it; one
+quorum queue per node incarnation carries assignments and cancellations through the default
+exchange. The coordinator declares; executors and consumers declare passively.
 ``prefix`` is the installation's name prefix, for a broker user limited to its own names.
 """
 
@@ -17,6 +18,11 @@ SHARD_COUNT: Final = 64
 
 LOG_CHANNEL: Final = "tenure_log"
 """Of PostgreSQL's notifications: the log has grown."""
+
+ANY_WORD: Final = "*"
+ANY_WORDS: Final = "#"
+_OF_ALL: Final = "_all"
+"""In the place of a tenant, whose name cannot be this."""
 
 DELIVERY_LIMIT: Final = 20
 NODE_QUEUE_EXPIRES_SECONDS: Final = 24 * 3600
@@ -43,6 +49,11 @@ def node_queue(tenant: TenantId, incarnation: IncarnationId, prefix: str = DEFAU
     return f"{prefix}.node.{tenant}.{incarnation}"
 
 
+def subscription_queue(tenant: str | None, name: str, prefix: str = DEFAULT_PREFIX) -> str:
+    """Queue of a subscription to one tenant's events, or (None) to those of all."""
+    return f"{prefix}.subscription.{_OF_ALL if tenant is None else tenant}.{name}"
+
+
 def event_routing_key(tenant: TenantId, entity_type: EntityType, state: str) -> str:
     """``<tenant>.<entity>.<state>`` on the events exchange."""
     return f"{tenant}.{entity_type.value}.{state}"
@@ -58,6 +69,41 @@ def node_queue_arguments(prefix: str = DEFAULT_PREFIX) -> dict[str, Any]:
         "x-dead-letter-routing-key": dead_letter_queue(prefix),
         "x-expires": NODE_QUEUE_EXPIRES_SECONDS * 1000,
     }
+
+
+def subscription_queue_arguments(prefix: str = DEFAULT_PREFIX) -> dict[str, Any]:
+    """Arguments of a subscription's queue. What it gives up reaches the dead-letter queue before it
+    leaves: nobody sends it again by itself."""
+    return {
+        "x-queue-type": "quorum",
+        "x-delivery-limit": DELIVERY_LIMIT,
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": dead_letter_queue(prefix),
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",
+    }
+
+
+def matches(pattern: str, routing_key: str) -> bool:
+    """Whether a topic exchange takes ``routing_key`` to a queue that is bound with ``pattern``:
+    ``*`` is one word, ``#`` any number of words, and words are what is between dots."""
+    return _words_match(pattern.split("."), routing_key.split("."))
+
+
+def _words_match(pattern: list[str], words: list[str]) -> bool:
+    reached = {0}  # how many words may be used up, after each word of the pattern
+    for expected in pattern:
+        if expected == ANY_WORDS:
+            reached = set(range(min(reached), len(words) + 1))
+        else:
+            reached = {
+                used + 1
+                for used in reached
+                if used < len(words) and expected in (ANY_WORD, words[used])
+            }
+        if not reached:
+            return False
+    return len(words) in reached
 
 
 def dead_letter_queue_arguments() -> dict[str, Any]:

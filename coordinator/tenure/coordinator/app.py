@@ -31,6 +31,7 @@ from tenure.coordinator.api.problems import NEXT_STEP
 from tenure.coordinator.api.programs import Programs
 from tenure.coordinator.api.routes import Handlers, application, endpoints
 from tenure.coordinator.api.scheduling import Scheduling
+from tenure.coordinator.api.subscriptions import SubscriptionControl
 from tenure.coordinator.authority import Authority
 from tenure.coordinator.broker import Broker
 from tenure.coordinator.config import CoordinatorSettings
@@ -50,6 +51,7 @@ from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresErro
 from tenure.coordinator.store.reading import PoolReader
 from tenure.coordinator.store.reads import Reads
 from tenure.coordinator.store.scheduling import SchedulingReads
+from tenure.coordinator.store.subscriptions import Subscriptions
 from tenure.coordinator.sweeper import Sweeper
 from tenure.coordinator.waiters import Waiters
 
@@ -132,6 +134,7 @@ class Coordinator:
             settings.broker_url_now,
             name_prefix=settings.name_prefix,
             queues=node_reads.queues,
+            subscriptions=Subscriptions(self._reader(nodes)).queues,
             condition=self._broker_condition,
             on_dead_letter=self.metrics.dead_letter,
         )
@@ -243,6 +246,11 @@ class Coordinator:
             ),
             programs=Programs(scheduling, schema_limit_bytes=settings.payload_limit_bytes),
             flow=FlowControl(Flow(self._reader(people))),
+            subscriptions=SubscriptionControl(
+                Subscriptions(self._reader(people)),
+                declare=self._broker.keep_subscription,
+                name_prefix=settings.name_prefix,
+            ),
             healthz=_alive,
             readyz=self._ready,
             metrics=self._metrics,

@@ -1,4 +1,5 @@
-"""What exists on the broker: the events exchange, the dead-letter queue, a queue for each node.
+"""What exists on the broker: the events exchange, the dead-letter queue, a queue for each node and
+each subscription.
 
 The coordinator is the one owner of these; executors declare passively. Nothing is decided here and
 no state depends on it (OPS-01): which queues must exist is read from the database, again and again,
@@ -9,11 +10,16 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import aio_pika
 import structlog
-from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
+from aio_pika.abc import (
+    AbstractChannel,
+    AbstractConnection,
+    AbstractIncomingMessage,
+    AbstractQueue,
+)
 from aiormq.exceptions import (
     AMQPError,
     AuthenticationError,
@@ -33,6 +39,7 @@ from tenure.contract.topology import (
     dead_letter_queue_arguments,
     events_exchange,
     node_queue_arguments,
+    subscription_queue_arguments,
 )
 from tenure.coordinator.core.decisions import Happened
 from tenure.coordinator.errors import (
@@ -43,6 +50,7 @@ from tenure.coordinator.errors import (
     Unavailable,
 )
 from tenure.coordinator.health import Condition
+from tenure.coordinator.store.subscriptions import SubscriptionQueue
 from tenure.settings.addresses import Address, asked
 from tenure.settings.tls import tls_fault
 
@@ -72,15 +80,18 @@ class Broker:
         *,
         name_prefix: str,
         queues: Callable[[], Awaitable[dict[str, bool]]],
+        subscriptions: Callable[[], Awaitable[Sequence[SubscriptionQueue]]],
         condition: Condition,
         on_dead_letter: Callable[[str], None],
         compare_seconds: float = COMPARE_SECONDS,
     ) -> None:
         """``queues``: names of node queues, True for one that must exist, False for one that may
-        go. ``on_dead_letter`` is told the reason of each message that came back."""
+        go; ``subscriptions``: theirs, and how they are bound. ``on_dead_letter`` is told the reason
+        of each message that came back."""
         self._url = url
         self._name_prefix = name_prefix
         self._queues = queues
+        self._subscriptions = subscriptions
         self._condition = condition
         self._on_dead_letter = on_dead_letter
         self._compare_seconds = compare_seconds
@@ -89,6 +100,7 @@ class Broker:
         self._one_at_a_time = asyncio.Lock()
         self._declared: set[str] = set()
         self._deleted: set[str] = set()
+        self._kept: set[SubscriptionQueue] = set()
         self._due = asyncio.Event()
         self._lost = asyncio.Event()
 
@@ -126,6 +138,19 @@ class Broker:
         except _Lost:
             log.warning("queue is declared later", queue=queue)
 
+    async def keep_subscription(self, queue: str) -> bool:
+        """Bring a subscription's queue about now as the database says, if that takes no longer than
+        a moment; ``run`` does it later otherwise. Whether it is as it must be. Never raises."""
+        self._due.set()
+        if self._condition.error is not None:
+            return False
+        try:
+            async with asyncio.timeout(DECLARE_WAIT_SECONDS):
+                await self._compare_subscriptions()
+        except (Unavailable, *_Lost):
+            log.warning("subscription is brought about later", queue=queue)
+        return any(kept.queue == queue for kept in self._kept)
+
     def on_commit(self, events: Sequence[Happened]) -> None:
         """Nodes came or went: compare soon."""
         if any(event.entity_type is EntityType.NODE for event in events):
@@ -156,6 +181,7 @@ class Broker:
         self._lost.clear()
         self._declared.clear()
         self._deleted.clear()
+        self._kept.clear()
         connection.close_callbacks.add(self._on_close)
         await self._declare_shared(connection)
         comparisons = 0
@@ -163,6 +189,7 @@ class Broker:
             self._due.clear()
             if comparisons % COMPARISONS_PER_CHECK == 0:
                 self._declared.clear()
+                self._kept.clear()
                 await self._declare_shared(connection)
             comparisons += 1
             await self._compare()
@@ -199,6 +226,7 @@ class Broker:
         """Declare what must exist and delete what may go."""
         try:
             queues = await self._queues()
+            await self._compare_subscriptions()
         except Unavailable:
             return  # the database says so itself; what was declared stays
         for queue, needed in queues.items():
@@ -207,38 +235,65 @@ class Broker:
             elif not needed and queue not in self._deleted:
                 await self._delete(queue)
 
+    async def _compare_subscriptions(self) -> None:
+        """The same for subscriptions, each of which is looked at once in a while."""
+        for wanted in await self._subscriptions():
+            if wanted in self._kept:
+                continue
+            if wanted.needed:
+                await self._declare_bound(wanted)
+            else:
+                await self._delete(wanted.queue)
+            # A queue that was changed or removed since is as it was said last.
+            self._kept = {kept for kept in self._kept if kept.queue != wanted.queue} | {wanted}
+
+    async def _declare_bound(self, wanted: SubscriptionQueue) -> None:
+        async with self._one_at_a_time:
+            channel = await self._usable_channel(self._connection)
+            arguments = subscription_queue_arguments(self._name_prefix)
+            queue = await self._declared_with(channel, wanted.queue, arguments)
+            if queue is None:
+                return
+            exchange = events_exchange(self._name_prefix)
+            for pattern in wanted.patterns:
+                await queue.bind(exchange, pattern, timeout=OPERATION_SECONDS)
+            for pattern in wanted.former:
+                await queue.unbind(exchange, pattern, timeout=OPERATION_SECONDS)
+
     async def _declare(self, queue: str) -> None:
         async with self._one_at_a_time:
-            if self._connection is None:
-                raise ConnectionError("not connected")
             channel = await self._usable_channel(self._connection)
-            try:
-                await channel.declare_queue(
-                    queue,
-                    durable=True,
-                    arguments=node_queue_arguments(self._name_prefix),
-                    timeout=OPERATION_SECONDS,
-                )
-            except ChannelAccessRefused:
-                raise
-            except ChannelClosed as error:
-                # One queue that exists with other arguments must not keep the others from existing.
-                log.error("queue cannot be declared", queue=queue, error=str(error))
+            await self._declared_with(channel, queue, node_queue_arguments(self._name_prefix))
             self._declared.add(queue)
             self._deleted.discard(queue)
 
+    async def _declared_with(
+        self, channel: AbstractChannel, queue: str, arguments: dict[str, Any]
+    ) -> AbstractQueue | None:
+        """The queue; None where one of that name exists with other arguments, which must not keep
+        the others from existing."""
+        try:
+            return await channel.declare_queue(
+                queue, durable=True, arguments=arguments, timeout=OPERATION_SECONDS
+            )
+        except ChannelAccessRefused:
+            raise
+        except ChannelClosed as error:
+            log.error("queue cannot be declared", queue=queue, error=str(error))
+            return None
+
     async def _delete(self, queue: str) -> None:
         async with self._one_at_a_time:
-            if self._connection is None:
-                raise ConnectionError("not connected")
             channel = await self._usable_channel(self._connection)
             await channel.queue_delete(queue, timeout=OPERATION_SECONDS)
             self._deleted.add(queue)
             self._declared.discard(queue)
             # Said to few: it is done again after each connection, also where there was no queue.
-            log.debug("no queue is there for a node that is gone", queue=queue)
+            log.debug("a queue that may go is not there", queue=queue)
 
-    async def _usable_channel(self, connection: AbstractConnection) -> AbstractChannel:
+    async def _usable_channel(self, connection: AbstractConnection | None) -> AbstractChannel:
+        if connection is None:
+            raise ConnectionError("not connected")
         if self._channel is None or self._channel.is_closed:
             async with asyncio.timeout(OPERATION_SECONDS):
                 self._channel = await connection.channel(publisher_confirms=False)

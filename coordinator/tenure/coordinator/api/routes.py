@@ -67,6 +67,7 @@ from tenure.coordinator.api.problems import response_of
 from tenure.coordinator.api.programs import Programs
 from tenure.coordinator.api.scheduling import Scheduling
 from tenure.coordinator.api.scheduling_routes import scheduling_endpoints
+from tenure.coordinator.api.subscriptions import SubscriptionControl, subscription_endpoints
 from tenure.coordinator.errors import RequestRefused
 from tenure.coordinator.identities import Role
 
@@ -85,6 +86,7 @@ class Handlers:
     programs: Programs
     interventions: Interventions
     flow: FlowControl
+    subscriptions: SubscriptionControl
     healthz: Plain
     readyz: Plain
     metrics: Plain
@@ -325,6 +327,7 @@ def endpoints(
         *scheduling_endpoints(handlers.scheduling, handlers.programs, gate=application_gate),
         *intervention_endpoints(handlers.interventions, application_gate),
         *flow_endpoints(handlers.flow, gate=application_gate),
+        *subscription_endpoints(handlers.subscriptions, gate=application_gate),
     )
 
 

@@ -15,11 +15,12 @@ grant select on
     tenure.authority_epochs, tenure.health_reviews, tenure.intake, tenure.log,
     tenure.log_default,
     tenure.tenants, tenure.accounts, tenure.profiles, tenure.executables, tenure.fact_changes,
-    tenure.pauses,
+    tenure.pauses, tenure.subscriptions,
     tenure.relay_shards
 to :"coordinator";
 grant select on
-    tenure.schema_migrations, tenure.authority, tenure.log, tenure.relay_shards
+    tenure.schema_migrations, tenure.authority, tenure.log, tenure.relay_shards,
+    tenure.subscriptions
 to :"relay";
 
 grant execute on function tenure.ensure_log_partitions(integer) to :"coordinator";
@@ -41,6 +42,8 @@ grant execute on function
     tenure.set_executable(text, bytea, text, text),
     tenure.set_pause(text, text, text, timestamptz, text, text),
     tenure.end_pause(text, text, text, text),
+    tenure.set_subscription(text, text, text, text[], interval, text),
+    tenure.remove_subscription(text, text, text),
     tenure.commit_batch(
         tenure.commit_item[], tenure.task_insert[], tenure.task_update[], tenure.attempt_insert[],
         tenure.attempt_update[], tenure.lease_renewal[], tenure.receipt_insert[],

@@ -74,7 +74,8 @@ create table fact_changes (
     at timestamptz not null,
     actor text not null,
     tenant text not null,
-    subject text not null check (subject in ('tenant', 'node', 'executable', 'flow')),
+    subject text not null check (subject in
+        ('tenant', 'node', 'executable', 'flow', 'subscription')),
     subject_id text not null,
     change json not null
 );
