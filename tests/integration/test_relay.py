@@ -281,7 +281,7 @@ async def test_an_idle_relay_asks_one_cheap_question(
             return len(asked) >= 30
 
         await until(many)
-        assert set(asked) <= {"follow", "renew"}
+        assert set(asked) <= {"follow", "renew", "attend"}
 
 
 async def test_a_refused_login_has_a_code_of_its_own(

@@ -67,6 +67,20 @@ async def test_relays_that_claim_at_once_get_disjoint_shards(database: FreshData
         await relay.close()
 
 
+@pytest.mark.requirement("RELAY-03")
+@pytest.mark.parametrize("forbidden", [(), ("hashjoin", "mergejoin"), ("nestloop",)])
+async def test_a_claim_takes_no_more_than_it_wants_whatever_the_plan(
+    database: FreshDatabase, forbidden: tuple[str, ...]
+) -> None:
+    async with session(database.relay_url) as relay:
+        for method in forbidden:
+            await relay.execute(f"set enable_{method} = off")
+        claim, relay_id = load_queries()["claim"], uuid4()
+        assert [row["shard"] for row in await relay.fetch(claim, relay_id, 7, LEASE)] == [*range(7)]
+        assert len(await relay.fetch(claim, relay_id, 10, LEASE)) == 3
+        assert await relay.fetch(claim, relay_id, 10, LEASE) == []
+
+
 async def test_a_released_shard_is_free_at_once(database: FreshDatabase) -> None:
     one, two = (RelayLog(database.relay_url, uuid4(), 60) for _ in range(2))
     claims = {claim.shard: claim.claim_token for claim in await one.claim(64)}

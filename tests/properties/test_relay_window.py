@@ -30,6 +30,7 @@ class AnyBroker(RuleBasedStateMachine):
         self.stored = dict.fromkeys(range(SHARDS), 0)
         self.in_flight: list[Publish] = []
         self.published: set[int] = set()
+        self.leave_by: dict[int, int] = {}
         self.window = Window(LIMITS)
         for shard in range(SHARDS):
             self.window.open(shard, 0, 0)
@@ -112,6 +113,21 @@ class AnyBroker(RuleBasedStateMachine):
         self.token += 1
         self.window.open(shard, self.token, self.stored[shard])
 
+    @rule(shard=st.integers(0, SHARDS - 1), microseconds=st.integers(0, 5_000_000))
+    def hand_over(self, shard: int, microseconds: int) -> None:
+        if shard not in self.window.leaving():
+            self.leave_by[shard] = self.now + microseconds
+            self.window.leave(shard, self.leave_by[shard])
+
+    @rule()
+    def give_back(self) -> None:
+        for shard in self.window.left(self.now):
+            assert all(publish.row.shard != shard for publish in self.in_flight)
+            if self.now < self.leave_by[shard]:  # then the next relay publishes nothing twice
+                ours = {row.position for row in self.log if row.shard == shard}
+                assert max(ours & self.published, default=0) <= self.stored[shard]
+            self.claim_again(shard)
+
     @rule(microseconds=st.integers(0, 60_000_000))
     def wait(self, microseconds: int) -> None:
         self.now += microseconds
@@ -140,6 +156,7 @@ class AnyBroker(RuleBasedStateMachine):
                 self.window.settle(publish, Outcome.ACKED, self.now, 0.0)
             self.in_flight.clear()
             self.move_cursors()
+            self.give_back()
         for shard, stored in self.stored.items():
             ends = [row.position for row in self.log if row.shard == shard]
             assert stored == (ends[-1] if ends else 0)

@@ -15,6 +15,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from tenure.contract import codec, topology
 from tenure.contract.events import EVENT_ID_HEADER
+from tenure.contract.faultpoints import NO_FAULTS, FaultPoints
 from tenure.relay.app import Parts, build
 from tenure.relay.config import load_settings
 from tenure.relay.core.outcome import Outcome
@@ -32,7 +33,11 @@ QUICK: dict[str, object] = {"relay_claim_seconds": 1.0, "relay_backoff_cap_secon
 
 @asynccontextmanager
 async def relaying(
-    database_url: str | SecretFile, broker_url: str | SecretFile, prefix: str, **settings: object
+    database_url: str | SecretFile,
+    broker_url: str | SecretFile,
+    prefix: str,
+    faults: FaultPoints = NO_FAULTS,
+    **settings: object,
 ) -> AsyncIterator[Parts]:
     """A relay in this process for the length of a block; then it drains."""
     values = {
@@ -42,7 +47,7 @@ async def relaying(
         **QUICK,
         **settings,
     }
-    parts = build(load_settings(**values))
+    parts = build(load_settings(**values), faults)
     stop = asyncio.Event()
     work = asyncio.create_task(parts.work(stop))
     try:
@@ -207,6 +212,11 @@ async def claim_tokens(connection: asyncpg.Connection) -> dict[int, int]:
     """The claim token of each shard."""
     rows = await connection.fetch("select shard, claim_token from tenure.relay_shards")
     return {row["shard"]: row["claim_token"] for row in rows}
+
+
+def metric(parts: Parts, name: str) -> int:
+    """What a relay has counted under a name without labels."""
+    return int(parts.metrics.registry.get_sample_value(f"tenure_relay_{name}") or 0)
 
 
 def count(parts: Parts, outcome: Outcome | None = None) -> int:

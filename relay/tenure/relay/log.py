@@ -155,6 +155,15 @@ class RelayLog:
                 next_step="Run `tenure migrate up`.",
             )
 
+    async def attend(self) -> tuple[int, int]:
+        """Take part for the length of a claim; how many relays do, and how many joined before."""
+        (row,) = await self._fetch("attend", self._relay_id, self._lease)
+        return row["relays"], row["earlier"]
+
+    async def leave(self) -> None:
+        """Take part no more."""
+        await self._fetch("leave", self._relay_id)
+
     async def claim(self, want: int) -> list[Claim]:
         """Take free shards until this relay holds ``want``; the ones taken now."""
         rows = await self._fetch("claim", self._relay_id, want, self._lease)

@@ -21,6 +21,7 @@ import structlog
 from tenure.contract.errors import TenureError
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoint, FaultPoints
 from tenure.relay.core.outcome import Outcome, Verdict, may_arrive_twice
+from tenure.relay.core.shares import fair_share
 from tenure.relay.core.window import Limits, Row, Window
 from tenure.relay.errors import LogUnavailable
 from tenure.relay.log import RelayLog
@@ -30,7 +31,6 @@ from tenure.relay.publisher import Publisher, Settled
 
 _BATCH_ROWS: Final = 256
 _REPEAT_CAP_SECONDS: Final = 5.0
-_CLAIM_POLL_SECONDS: Final = 0.5
 _FAILURES_LOGGED_EVERY_SECONDS: Final = 60.0
 
 
@@ -39,6 +39,9 @@ class Pace:
     """How often the loop does what. Seconds."""
 
     claim_seconds: float = 4.0
+    attend_seconds: float = 0.5  # how soon a relay that comes or goes changes the others' shares
+    claim_poll_seconds: float = 0.2  # while shards are due to this relay that others have
+    hand_over_seconds: float = 3.0  # how long a failing row holds up the hand-over of its shard
     poll_seconds: float = 0.01  # while rows come
     idle_poll_seconds: float = 0.05
     idle_after_seconds: float = 5.0
@@ -78,6 +81,8 @@ class Relay:
         self._last_rows = 0.0
         self._renew_at = 0.0
         self._claim_at = 0.0
+        self._attend_at = 0.0
+        self._share = 0
         self._advance_at = 0.0
         self._unusable_since: float | None = None
         self._database_failures = 0
@@ -121,7 +126,7 @@ class Relay:
             self._drop_untrusted()
             await self._ask(self._keep_claims, self._judge_returned, self._read)
             await self._publish()
-            await self._ask(self._advance)
+            await self._ask(self._advance, self._hand_over)
             if not stop.is_set():
                 await self._pause()
         await self._drain()
@@ -233,21 +238,52 @@ class Relay:
             self._unusable_since = now
         elif now - self._unusable_since > 2 * self._pace.claim_seconds and self._trusted_until:
             # Another relay may reach a broker that this one does not.
+            await self._log.leave()
             await self._log.release(self._window.claims)
             for shard in list(self._trusted_until):
                 self._drop(shard)
         await self._renew()
-        if len(self._trusted_until) < self._limits.shards and now >= self._claim_at:
+        if now >= self._attend_at:
+            await self._attend()
+        if len(self._trusted_until) < self._share and now >= self._claim_at:
             await self._claim()
         self._metrics.claims.set(len(self._trusted_until))
+        self._metrics.share.set(self._share)
+
+    async def _attend(self) -> None:
+        """Learn the own share, and begin to hand over what is more than that."""
+        now = self._clock()
+        self._attend_at = now + self._pace.attend_seconds * (0.5 + self._chance())
+        if not self._publisher.usable:
+            self._share = 0  # takes nothing more, and keeps for a while what it has
+            await self._log.check()
+            return
+        relays, earlier = await self._log.attend()
+        self._share = fair_share(self._limits.shards, relays, earlier)
+        leaving = self._window.leaving()
+        surplus = len(self._trusted_until) - len(leaving) - self._share
+        if surplus <= 0:
+            return
+        # Any of them: so busy and idle ones go in proportion.
+        staying = sorted(self._trusted_until.keys() - leaving, key=lambda _: self._chance())
+        by = self._microseconds() + int(self._pace.hand_over_seconds * 1_000_000)
+        for shard in staying[:surplus]:
+            self._window.leave(shard, by)
+
+    async def _hand_over(self) -> None:
+        """Give back what is settled of the shards that leave."""
+        left = self._window.left(self._microseconds())
+        if not left:
+            return
+        await self._log.release(left)
+        for shard in left:
+            self._drop(shard)
+        self._metrics.handed_over.inc(len(left))
 
     async def _claim(self) -> None:
         now = self._clock()
-        self._claim_at = now + _CLAIM_POLL_SECONDS * (0.5 + self._chance())
-        if not self._publisher.usable:
-            await self._log.check()
-            return
-        for claim in await self._log.claim(self._limits.shards):
+        self._claim_at = now + self._pace.claim_poll_seconds * (0.5 + self._chance())
+        for claim in await self._log.claim(self._share):
             self._window.open(claim.shard, claim.claim_token, claim.position)
             self._trusted_until[claim.shard] = now + self._pace.claim_seconds
         self._renew_at = min(self._renew_at, now + self._pace.claim_seconds / 3)
@@ -362,18 +398,24 @@ class Relay:
 
     async def _drain(self) -> None:
         deadline = self._clock() + self._pace.drain_seconds
+        by = int(deadline * 1_000_000)
+        for shard in self._window.claims.keys() - self._window.leaving():
+            self._window.leave(shard, by)
         try:
+            await self._log.leave()
             while True:
                 self._wake.clear()
                 await self._settle()
                 self._drop_untrusted()
                 await self._renew()
                 await self._judge_returned()
+                await self._publish()
+                await self._advance(at_once=True)
+                await self._hand_over()
                 over = self._hurry or self._clock() >= deadline or not self._publisher.connected
-                if over or not self._window.in_flight:
+                if over or not (self._window.in_flight or self._window.claims):
                     break
                 await self._wait(self._pace.poll_seconds)
-            await self._advance(at_once=True)
             if claims := self._window.claims:
                 await self._log.release(claims)
         except LogUnavailable as error:

@@ -42,6 +42,8 @@ class RelayMetrics:
         )
         self.claims_lost = self._counter("claims_lost", "Claims that ended unasked.")
         self.claims = self._gauge("claims", "Shards this relay holds.")
+        self.share = self._gauge("share", "Shards that are due to this relay among all.")
+        self.handed_over = self._counter("handed_over", "Shards handed over to other relays.")
         self._in_flight = self._gauge("in_flight", "Publishes without an answer.")
         self._rows = self._gauge("window_rows", "Rows between the cursors and what was read.")
         self._bytes = self._gauge("window_bytes", "Bytes of the bodies held.")

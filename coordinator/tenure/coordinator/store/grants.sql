@@ -51,6 +51,8 @@ grant execute on function
         tenure.event_append[], uuid[], tenure.intake_update[])
 to :"coordinator";
 
+grant execute on function tenure.relay_attend(uuid, interval) to :"relay";
+grant execute on function tenure.relay_leave(uuid) to :"relay";
 grant execute on function tenure.relay_claim(uuid, integer, interval) to :"relay";
 grant execute on function tenure.relay_renew(uuid, smallint[], bigint[], interval) to :"relay";
 grant execute on function tenure.relay_release(uuid, smallint[], bigint[]) to :"relay";

@@ -130,6 +130,9 @@ class _Shard:
     body_bytes: int = 0
     behind: bool = True  # reads by itself
     open: bool = True
+    in_flight: int = 0
+    taken_to: int = 0  # the last position that was ever taken
+    leave_by: int | None = None  # handed over: nothing new is begun
 
 
 class Window:
@@ -173,6 +176,27 @@ class Window:
                 self._streams.pop(stream.key, None)
         closed.rows.clear()
 
+    def leave(self, shard: int, by: int) -> None:
+        """Hand a shard over: begin nothing new in it, but publish what lies before the last row
+        that was begun, so that the next relay need not publish that again; until ``by``."""
+        self._shards[shard].leave_by = by
+
+    def leaving(self) -> list[int]:
+        """Shards that are being handed over."""
+        return [number for number, shard in self._shards.items() if shard.leave_by is not None]
+
+    def left(self, now: int) -> dict[int, int]:
+        """Of these the ones that can be given back now: claim token by shard. Nothing of them is in
+        flight, and their cursors moved as far as they could."""
+        return {
+            number: shard.claim_token
+            for number, shard in self._shards.items()
+            if shard.leave_by is not None
+            and shard.in_flight == 0
+            and shard.passable_to <= shard.stored
+            and (shard.taken_to <= shard.stored or now >= shard.leave_by)
+        }
+
     @property
     def claims(self) -> dict[int, int]:
         """Claim token by open shard."""
@@ -187,6 +211,7 @@ class Window:
             shard
             for shard in self._shards.values()
             if shard.behind
+            and shard.leave_by is None
             and shard.body_bytes < limits.body_bytes_per_shard
             # Not for a handful of rows: half empty at least.
             and len(shard.rows) * 2 <= limits.rows_per_shard
@@ -225,7 +250,9 @@ class Window:
 
     def follow(self) -> Follow | None:
         """What all shards together should read that are not behind; None when there is none."""
-        following = [shard for shard in self._shards.values() if not shard.behind]
+        following = [
+            shard for shard in self._shards.values() if not shard.behind and shard.leave_by is None
+        ]
         if not following:
             return None
         return Follow(
@@ -291,6 +318,12 @@ class Window:
             first = stream.first
             if first is None or stream.in_flight is not None:
                 continue  # its shard was closed meanwhile
+            shard = first._shard
+            if first.position > shard.taken_to:
+                if shard.leave_by is not None:
+                    continue  # whoever is next publishes it
+                shard.taken_to = first.position
+            shard.in_flight += 1
             stream.in_flight = first
             taken.append(first)
         self._in_flight += len(taken)
@@ -303,6 +336,7 @@ class Window:
             raise ValueError(f"position {publish.position} is not in flight")
         stream.in_flight = None
         self._in_flight -= 1
+        publish._shard.in_flight -= 1
         verdict = judge(outcome, required=publish.row.required)
         if not publish._shard.open:
             self._next(stream)

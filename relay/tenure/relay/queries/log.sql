@@ -9,6 +9,12 @@ select exists (
     where n.nspname = 'tenure' and p.proname = 'relay_advance'
 ) as migrated
 
+-- name: attend
+select relays, earlier from tenure.relay_attend($1, $2)
+
+-- name: leave
+select tenure.relay_leave($1)
+
 -- name: claim
 select shard, claim_token, "position" from tenure.relay_claim($1, $2, $3)
 

@@ -11,6 +11,57 @@ begin
 end
 $$;
 
+-- Relays that can publish now, as far as is known: each says so again before its time is over.
+create table relays (
+    relay_id uuid primary key,
+    joined_at timestamptz not null,
+    attends_until timestamptz not null
+);
+
+-- Says that ``relay`` takes part for the length of ``lease``. Returns how many relays do, and how many
+-- of them joined before it: from these each works out the same shares (RELAY-03).
+create function relay_attend(relay uuid, lease interval, out relays integer, out earlier integer)
+language plpgsql security definer set search_path = tenure, pg_temp as $$
+#variable_conflict use_column
+declare
+    clock timestamptz := clock_timestamp();
+begin
+    perform relay_lease_is_sane(lease);
+    if relay is null then
+        raise exception 'to attend takes a relay' using errcode = '22023';
+    end if;
+    -- Written a few times a lease only, since it is asked far more often.
+    if not exists (
+        select from tenure.relays r
+        where r.relay_id = relay and r.attends_until > clock + lease * 0.6
+    ) then
+        insert into tenure.relays as r (relay_id, joined_at, attends_until)
+        values (relay, clock, clock + lease)
+        on conflict (relay_id) do update set
+            joined_at = case when r.attends_until > clock then r.joined_at else clock end,
+            attends_until = excluded.attends_until;
+        -- Those that left without a word; whichever row somebody else has is theirs to delete.
+        delete from tenure.relays r where r.relay_id = any(array(
+            select gone.relay_id from tenure.relays gone
+            where gone.attends_until < clock - interval '1 hour'
+            for update skip locked
+        ));
+    end if;
+    select count(*), count(*) filter (where (r.joined_at, r.relay_id) < (own.joined_at, own.relay_id))
+    into relay_attend.relays, relay_attend.earlier
+    from tenure.relays r, (select * from tenure.relays o where o.relay_id = relay) own
+    where r.attends_until > clock or r.relay_id = relay;
+end
+$$;
+
+-- Says that ``relay`` takes part no more, so that the others need not wait.
+create function relay_leave(relay uuid) returns void
+language plpgsql security definer set search_path = tenure, pg_temp as $$
+begin
+    delete from relays r where r.relay_id = relay;
+end
+$$;
+
 -- Takes shards that nobody holds, until ``relay`` holds ``want``; returns what it took. A shard of
 -- its own whose claim ran out is taken like any other, with a new token.
 create function relay_claim(relay uuid, want integer, lease interval)
