@@ -94,6 +94,12 @@ def test_import_rules_hold(copied: Path) -> None:
         ),
         pytest.param(
             "executor/tenure/executor/planted.py",
+            "import sqlalchemy",
+            "Only guards know the libraries of receivers",
+            id="a receiver's library outside the guards",
+        ),
+        pytest.param(
+            "executor/tenure/executor/planted.py",
             "import aio_pika",
             "Few modules know AMQP",
             id="amqp outside its modules",

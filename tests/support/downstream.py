@@ -13,7 +13,8 @@ import asyncpg
 from tenure.contract.ids import AttemptId, FencingToken, TaskId, fencing_token
 from tenure.executor.clock import system_clock
 from tenure.executor.context import Context
-from tenure.executor.guards.sql import SqlGuard, grant_statements, install_statements
+from tenure.executor.guards.sql import SqlGuard
+from tenure.executor.guards.sql_install import grant_statements, install_statements, quoted
 from tenure.executor.lease import Lease
 from tests.support.isolation import with_login
 from tests.support.waiting import eventually
@@ -39,11 +40,13 @@ class Downstream:
 
 
 @asynccontextmanager
-async def downstream(admin_url: str, *, install: str | None = None) -> AsyncIterator[Downstream]:
+async def downstream(
+    admin_url: str, *, install: str | None = None, schema: str = "public"
+) -> AsyncIterator[Downstream]:
     """A downstream for the length of a block, in the database that ``admin_url`` logs in to.
 
     ``install`` replaces the guard's own statements (placeholders filled in): for tests that take
-    one guard out.
+    one guard out. ``schema`` is made where it is another one.
     """
     role = f"writer_{secrets.token_hex(4)}"
     password = secrets.token_hex(8)
@@ -51,8 +54,9 @@ async def downstream(admin_url: str, *, install: str | None = None) -> AsyncIter
     try:
         await owner.execute(f"create role {role} login password '{password}'")
         try:
-            await owner.execute(install or install_statements())
-            await owner.execute(grant_statements(roles=[role]))
+            await owner.execute(f"create schema if not exists {quoted(schema)}")
+            await owner.execute(install or install_statements(schema=schema))
+            await owner.execute(grant_statements(schema=schema, roles=[role]))
             await owner.execute(
                 f"""
                 create table effects (

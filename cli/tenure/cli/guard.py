@@ -4,7 +4,8 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from tenure.cli.exits import UsageError, needs
+from tenure.cli.exits import UsageError
+from tenure.executor.guards.sql_install import install_statements
 
 app = App(name="guard", help="What guarded databases need.")
 
@@ -27,8 +28,6 @@ def sql(
     """
     if not print_:
         raise UsageError("`tenure guard sql` only prints: say --print.")
-    with needs("sql"):
-        from tenure.executor.guards.sql import install_statements
     try:
         print(install_statements(schema=schema, roles=role), end="")
     except ValueError as error:

@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 from tenure.contract.ids import AttemptId, FencingToken, TaskId
 from tenure.executor.errors import AuthorityOver
 from tenure.executor.lease import Lease
+from tenure.executor.side_effects import SideEffect, SideEffects
 
 ResourcesT = TypeVar("ResourcesT")
 
@@ -29,6 +30,7 @@ class Context(Generic[ResourcesT]):
     ) -> None:
         self._lease = lease
         self._cancelled = threading.Event()
+        self._effects = SideEffects()
         self.task_type = task_type
         self.ordinal = ordinal
         self.resources = resources
@@ -79,6 +81,25 @@ class Context(Generic[ResourcesT]):
                 f"attempt {self.attempt_id} of task {self.task_id} may act no longer"
                 f" ({'its time is up' if why is None else why})."
             )
+
+    def side_effect(self, name: str, *, key: str = "") -> SideEffect:
+        """A block around something that this attempt does to the world outside.
+
+            async with context.side_effect("welcome-mail") as effect:  # plain `with` in a thread
+                await send(message, idempotency_key=effect.id)
+
+        Entering it raises AuthorityOver when the attempt may act no longer. ``effect.id`` is the
+        same in every attempt of the task; ``key`` tells several effects of one name apart. What
+        was begun is kept in ``side_effects``. Guards do this by themselves.
+
+        Raises ValueError for a name that is empty, or a name or key above 200 characters.
+        """
+        return SideEffect(self, name, key, self._effects)
+
+    @property
+    def side_effects(self) -> tuple[SideEffect, ...]:
+        """The effects that this attempt has begun, in order, and how far each came."""
+        return self._effects.begun()
 
     @property
     def cancelled(self) -> bool:

@@ -13,7 +13,8 @@ TenureError
     │   ├── GuardNotInstalled     the receiver lacks the guard, or this account may not use it
     │   ├── GuardUnavailable      the receiver cannot be reached
     │   ├── EffectNotWritten      the commit failed and has certainly not happened: may be repeated
-    │   └── CommitUnknown         nobody can tell yet: repeat under the same operation
+    │   ├── CommitUnknown         nobody can tell yet: repeat under the same operation
+    │   └── TransactionEnded      the body of a guarded transaction has ended it by itself
     ├── CoordinatorError
     │   ├── CoordinatorUnavailable  the outcome is unknown: repeat the same request
     │   ├── CoordinatorRefused      the request itself was refused
@@ -127,6 +128,12 @@ class CommitUnknown(GuardError):
     """The connection was lost at the commit and the outcome could not be learned."""
 
     code = "commit_unknown"
+
+
+class TransactionEnded(GuardError):
+    """The body of a guarded transaction has committed it or rolled it back."""
+
+    code = "transaction_ended"
 
 
 class CoordinatorError(ExecutorError):

@@ -353,7 +353,7 @@ class Pipeline:
         """The authority was over before the work was done. Where the lease has run out the
         coordinator knows already; where a receiver's clock said so it does not. What becomes of a
         task that is handed back in the middle of its work is the coordinator's rule (STATE-05)."""
-        log.warning("lease_lost", why=why)
+        log.warning("lease_lost", why=why, side_effects=_begun(execution.context))
         self._metrics.lease_lost.labels(task_type=execution.assignment.task_type).inc()
         if execution.lease is None or not execution.lease.may_act():
             return Ending(Reason.AUTHORITY_LOST)
@@ -364,6 +364,12 @@ class Pipeline:
             task_type=execution.assignment.task_type, outcome=ending.outcome
         ).inc()
         log.debug("attempt ended here", outcome=ending.outcome)
+
+
+def _begun(context: Context[Any] | None) -> list[str]:
+    """The effects that may have happened, for the log."""
+    effects = () if context is None else context.side_effects
+    return [f"{each.name} {each.id} {each.state}" for each in effects]
 
 
 _REASONS = frozenset(reason.value for reason in Reason)

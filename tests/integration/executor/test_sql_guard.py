@@ -17,7 +17,8 @@ from tenure.executor.errors import (
     GuardUnavailable,
     StaleToken,
 )
-from tenure.executor.guards.sql import SqlGuard, install_statements
+from tenure.executor.guards.sql import SqlGuard
+from tenure.executor.guards.sql_install import install_statements
 from tests.support.downstream import (
     Connection,
     Downstream,
@@ -248,7 +249,7 @@ async def test_a_commit_that_was_not_answered_and_did_not_happen_is_found_out(
 async def test_a_commit_whose_outcome_cannot_be_learned_says_so_and_may_be_repeated(
     receiver: Downstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.executor.guards.sql._SETTLE_SECONDS", 0.3)
+    monkeypatch.setattr("tenure.executor.guards.sql_async.SETTLE_SECONDS", 0.3)
     cuts = Cuts()
     async with (
         readable(receiver.writer_url, cuts) as proxy,

@@ -17,7 +17,8 @@ import pytest
 from tenure.cli.local.errors import LocalServerMissingError
 from tenure.executor.context import Context
 from tenure.executor.errors import AuthorityOver, EffectNotWritten, StaleToken
-from tenure.executor.guards.sql import SqlGuard, install_statements
+from tenure.executor.guards.sql import SqlGuard
+from tenure.executor.guards.sql_install import install_statements
 from tests.support.downstream import Downstream, attempt, downstream, server_says, write
 from tests.support.isolation import DatabaseServer, FreshDatabase
 from tests.support.services import local_postgres

@@ -29,7 +29,7 @@ from tenure.cli.local import processes
 from tenure.cli.local.programs import Program
 from tenure.cli.local.stack import READY_SECONDS, Stack
 from tenure.contract.faultpoints import FaultPoint
-from tenure.executor.guards.sql import STALE_TOKEN
+from tenure.executor.guards.sql_common import STALE_TOKEN
 
 COORDINATOR_SETTINGS: Final = {
     "TENURE_LEASE_SECONDS": "8",

@@ -1,0 +1,40 @@
+"""What ``docs/guards.md`` shows of SQL does what it says."""
+
+import re
+
+import asyncpg
+import pytest
+
+from tests.support.downstream import downstream
+from tests.support.isolation import FreshDatabase
+from tests.support.repository import REPOSITORY
+
+PAGE = (REPOSITORY / "docs" / "guards.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.requirement("LEASE-10")
+async def test_the_recipe_in_plain_sql_writes_once_and_refuses_an_older_token(
+    empty_database: FreshDatabase,
+) -> None:
+    (recipe,) = re.findall(r"^```sql\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    older = recipe.replace("4294967297", "4294967296").replace("'payment'", "'another'")
+    expired = recipe.replace("now() + interval '30 s", "now() - interval '30 s")
+    async with downstream(empty_database.admin_url) as receiver:
+        await receiver.owner.execute(
+            "create table payments (order_id text, cents bigint, fencing_token bigint);"
+            f"grant insert on payments to {receiver.role}"
+        )
+        writer = await asyncpg.connect(receiver.writer_url)
+        try:
+            await writer.execute(recipe)
+            for refused, sqlstate in ((older, "TN001"), (expired, "TN002")):
+                with pytest.raises(asyncpg.PostgresError) as caught:
+                    await writer.execute(refused)
+                assert caught.value.sqlstate == sqlstate
+                await writer.execute("rollback")
+            settled = "select tenure_settle($1, $2, 'payment', 4294967297)"
+            task, attempt = re.findall(r"'([0-9a-f-]{36})'", recipe)
+            assert await writer.fetchval(settled, task, attempt)
+        finally:
+            await writer.close()
+        assert await receiver.owner.fetchval("select count(*) from payments") == 1
