@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator
 import aio_pika
 import asyncpg
 import pytest
-import structlog
-from aio_pika.abc import AbstractChannel
 from aio_pika.exceptions import ChannelClosed, PublishError
 
 from tenure.cli.local.rabbitmq import PrivateRabbitmq
@@ -188,27 +186,6 @@ async def test_a_queue_that_somebody_deleted_comes_back(api: Fleet, broker: Brok
         return await exists(broker.url, queue)
 
     await eventually(back)
-
-
-async def test_a_message_that_came_back_is_recorded(api: Fleet, broker: BrokerSpace) -> None:
-    """Through a node's queue, as the broker moves it: rejected without requeue."""
-    _, queue = await registered(api)
-    with structlog.testing.capture_logs() as logs:
-        async with await aio_pika.connect(broker.url) as connection:
-            channel: AbstractChannel = await connection.channel()
-            message = aio_pika.Message(b"no event", headers={"event-id": "e-1"}, delivery_mode=2)
-            await channel.default_exchange.publish(message, queue, mandatory=True)
-            found = await (await channel.get_queue(queue)).get(timeout=10)
-            assert found is not None
-            await found.reject(requeue=False)
-
-        async def counted() -> bool:
-            text = (await api.nobody.get("/metrics")).text
-            return 'tenure_dead_letters_total{reason="rejected"} 1.0' in text
-
-        await eventually(counted)
-    (entry,) = [entry for entry in logs if entry["event"] == "message came back undelivered"]
-    assert (entry["event_id"], entry["reason"], entry["queue"]) == ("e-1", "rejected", queue)
 
 
 async def test_a_queue_with_other_arguments_keeps_no_other_from_existing(

@@ -18,7 +18,7 @@ from unittest.mock import Mock
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
-from tenure.contract import flow, reports, scheduling, subscriptions, tasks
+from tenure.contract import dead_letters, flow, reports, scheduling, subscriptions, tasks
 from tenure.contract.events import Event
 from tenure.coordinator.api import openapi
 from tenure.coordinator.api.endpoint import Endpoint
@@ -47,6 +47,7 @@ def table() -> tuple[Endpoint, ...]:
                 "programs",
                 "flow",
                 "subscriptions",
+                "dead_letters",
             ]
         ),
     )
@@ -58,7 +59,7 @@ def http_models() -> list[type[BaseModel]]:
     """Public models of requests and replies, by name."""
     found = {
         model.__name__: model
-        for module in (tasks, reports, scheduling, flow, subscriptions)
+        for module in (tasks, reports, scheduling, flow, subscriptions, dead_letters)
         for model in vars(module).values()
         if isinstance(model, type)
         and issubclass(model, reports.Frozen)

@@ -161,6 +161,7 @@ async def empty_state(database: FreshDatabase) -> None:
             "set session_replication_role = replica;"  # no trigger may refuse it
             + "".join(f"delete from tenure.{table};" for table in _STATE)
             + "delete from tenure.pauses; delete from tenure.subscriptions;"
+            "delete from tenure.dead_letters;"
             "delete from tenure.accounts where tenant <> 'default';"
             "delete from tenure.tenants where tenant <> 'default';"
             "update tenure.accounts set held_minor = 0, spent_minor = 0;"

@@ -112,6 +112,7 @@ def build_app(words: "Sequence[str]" = ()) -> "App":
     add("authority:recover", "recover", "Make a restored database the authority.")
     add("intake:app", "intake", "See what was enqueued.")
     add("subscriptions:app", "subscription", "See and state which events reach which queue.")
+    add("dead_letters:app", "dead-letter", "See what queues gave up, and send it again.")
     add("outbox:app", "outbox", "See how far publishing is.")
     add("up:up", "up", "Run a whole local stack until Ctrl-C.")
     add("processes:coordinator", "coordinator", "Run a coordinator.")

@@ -14,6 +14,12 @@ from tenure.client.settings import (
     DEFAULT_URL,
     connection_from_environment,
 )
+from tenure.contract.dead_letters import (
+    DeadLetterDetail,
+    DeadLetterList,
+    DeadLetterState,
+    Settling,
+)
 from tenure.contract.flow import PauseList, PauseRequest, Resumed, ResumeRequest
 from tenure.contract.operations import (
     AuthorityView,
@@ -400,6 +406,33 @@ class AsyncClient:
     async def unsubscribe(self, which: Audience) -> Unsubscribed:
         """End a subscription; its queue goes with what is in it: for operators."""
         return await self._http.run(calls.send("/v1/subscriptions/remove", which, Unsubscribed))
+
+    async def dead_letters(
+        self,
+        *,
+        state: DeadLetterState | None = None,
+        queue: str | None = None,
+        limit: int | None = None,
+        after: int | None = None,
+    ) -> DeadLetterList:
+        """Messages that queues gave up, newest first."""
+        page = calls.dead_letters(state=state, queue=queue, limit=limit, after=after)
+        return await self._http.run(page)
+
+    async def dead_letter(self, dead_letter_id: int) -> DeadLetterDetail:
+        """A message that a queue gave up, with its body."""
+        path = calls.dead_letter_path(dead_letter_id)
+        return await self._http.run(calls.read(path, DeadLetterDetail, {}))
+
+    async def redrive(self, dead_letter_id: int, settling: Settling) -> DeadLetterDetail:
+        """Send it to its queue again, the same bytes under the same event id: for operators."""
+        path = calls.dead_letter_path(dead_letter_id, "/redrive")
+        return await self._http.run(calls.send(path, settling, DeadLetterDetail))
+
+    async def discard(self, dead_letter_id: int, settling: Settling) -> DeadLetterDetail:
+        """Decide that it is not needed: for operators."""
+        path = calls.dead_letter_path(dead_letter_id, "/discard")
+        return await self._http.run(calls.send(path, settling, DeadLetterDetail))
 
     async def outbox(self) -> OutboxStatus:
         """How far publishing is behind the log."""

@@ -22,6 +22,7 @@ from pydantic_core import to_json
 from tenure.client.errors import ClientError, Refused, ResultTimeout, Unreachable, UnreadableReply
 from tenure.contract.codec import encode_json
 from tenure.contract.codes import Code
+from tenure.contract.dead_letters import DeadLetterList, DeadLetterState
 from tenure.contract.scheduling import Explained, Why
 from tenure.contract.states import TaskState
 from tenure.contract.tasks import (
@@ -353,6 +354,23 @@ def retry_intake(*, code: str | None = None, type_name: str | None = None) -> Pl
     given = {"code": code, "type": type_name}
     body = {name: value for name, value in given.items() if value is not None}
     return (yield Call("POST", "/v1/intake/retry", body=to_json(body))).read(IntakeRetried)
+
+
+def dead_letters(
+    *,
+    state: DeadLetterState | None = None,
+    queue: str | None = None,
+    limit: int | None = None,
+    after: int | None = None,
+) -> Plan[DeadLetterList]:
+    """One page of what queues gave up."""
+    query = {"state": state, "queue": queue, "limit": _text(limit), "after": _text(after)}
+    return read("/v1/dead-letters", DeadLetterList, query)
+
+
+def dead_letter_path(dead_letter_id: int, rest: str = "") -> str:
+    """Where a dead letter is."""
+    return f"/v1/dead-letters/{dead_letter_id}{rest}"
 
 
 def tenant_path(tenant: str) -> str:

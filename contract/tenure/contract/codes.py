@@ -42,6 +42,8 @@ class Code(StrEnum):
     AUTHORITY_HISTORY_LOST = "authority_history_lost"  # somebody knows more than the database
     NOTHING_TO_RECOVER = "nothing_to_recover"
     RECOVERY_TOO_EARLY = "recovery_too_early"  # its epoch might be another recovery's
+    # Messages
+    UNROUTABLE = "unroutable"  # the queue is gone
     # The system
     NOT_MIGRATED = "not_migrated"
     SCHEMA_TOO_NEW = "schema_too_new"

@@ -25,6 +25,8 @@ _OF_ALL: Final = "_all"
 """In the place of a tenant, whose name cannot be this."""
 
 DELIVERY_LIMIT: Final = 20
+UNLIMITED_DELIVERIES: Final = 2**31 - 1
+"""Said, where there is no limit: from RabbitMQ 4.0 on a queue that says nothing has one of 20."""
 NODE_QUEUE_EXPIRES_SECONDS: Final = 24 * 3600
 """Safety net for queues of nodes that nobody retired; deletion is the coordinator's business."""
 
@@ -107,5 +109,5 @@ def _words_match(pattern: list[str], words: list[str]) -> bool:
 
 
 def dead_letter_queue_arguments() -> dict[str, Any]:
-    """Arguments of the dead-letter queue."""
-    return {"x-queue-type": "quorum"}
+    """Arguments of the dead-letter queue, the last stop: it gives up nothing."""
+    return {"x-queue-type": "quorum", "x-delivery-limit": UNLIMITED_DELIVERIES}

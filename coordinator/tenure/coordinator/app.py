@@ -20,6 +20,7 @@ from tenure.contract.codes import Code
 from tenure.contract.errors import TenureError
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoints
 from tenure.coordinator.api.applications import Applications
+from tenure.coordinator.api.dead_letters import DeadLetterControl
 from tenure.coordinator.api.endpoint import Entrance, Limits
 from tenure.coordinator.api.executors import Executors
 from tenure.coordinator.api.flow import FlowControl
@@ -35,6 +36,7 @@ from tenure.coordinator.api.subscriptions import SubscriptionControl
 from tenure.coordinator.authority import Authority
 from tenure.coordinator.broker import Broker
 from tenure.coordinator.config import CoordinatorSettings
+from tenure.coordinator.dead_letters import DeadLetterBox
 from tenure.coordinator.errors import BrokerUnreachable, Unavailable
 from tenure.coordinator.health import Condition, Health
 from tenure.coordinator.hints import hints_over
@@ -45,6 +47,7 @@ from tenure.coordinator.metrics import CONTENT_TYPE, Metrics, Scrape
 from tenure.coordinator.reconciler import Reconciler
 from tenure.coordinator.scheduler import Scheduler
 from tenure.coordinator.store import migrate
+from tenure.coordinator.store.dead_letters import DeadLetters
 from tenure.coordinator.store.errors import DatabaseUnreachable
 from tenure.coordinator.store.flow import Flow
 from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError, open_pool
@@ -130,13 +133,16 @@ class Coordinator:
             max_waiters=settings.max_waiters,
             on_tick=self.metrics.tail_ticked,
         )
+        box = DeadLetterBox(
+            DeadLetters(self._reader(nodes)).record, on_recorded=self.metrics.dead_letter
+        )
         self._broker = Broker(
             settings.broker_url_now,
             name_prefix=settings.name_prefix,
             queues=node_reads.queues,
             subscriptions=Subscriptions(self._reader(nodes)).queues,
             condition=self._broker_condition,
-            on_dead_letter=self.metrics.dead_letter,
+            dead_letters=box,
         )
         self._authority.on_commit(self.metrics.happened)
         self._authority.on_commit(log_ends)
@@ -163,6 +169,7 @@ class Coordinator:
         self._spawn("lanes", self._authority.run())
         self._spawn("database watch", self._watch_database())
         self._spawn("broker", self._broker.run())
+        self._spawn("dead letters", box.run())
         self._spawn("tail", self._waiters.run())
         self._spawn("hints", hints.run())
         for name, loop in self._loops.items():
@@ -250,6 +257,9 @@ class Coordinator:
                 Subscriptions(self._reader(people)),
                 declare=self._broker.keep_subscription,
                 name_prefix=settings.name_prefix,
+            ),
+            dead_letters=DeadLetterControl(
+                DeadLetters(self._reader(people)), publish=self._broker.publish_again
             ),
             healthz=_alive,
             readyz=self._ready,

@@ -10,14 +10,14 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, cast
+from typing import Any, Final
+from uuid import uuid4
 
 import aio_pika
 import structlog
 from aio_pika.abc import (
     AbstractChannel,
     AbstractConnection,
-    AbstractIncomingMessage,
     AbstractQueue,
 )
 from aiormq.exceptions import (
@@ -27,12 +27,11 @@ from aiormq.exceptions import (
     ChannelClosed,
     ConnectionNotAllowed,
     ProbableAuthenticationError,
+    PublishError,
 )
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
-from tenure.contract.codec import decode_event
-from tenure.contract.errors import UndecodableEvent
-from tenure.contract.events import EVENT_ID_HEADER
+from tenure.contract.events import CONTENT_TYPE, EVENT_ID_HEADER
 from tenure.contract.states import EntityType
 from tenure.contract.topology import (
     dead_letter_queue,
@@ -42,6 +41,7 @@ from tenure.contract.topology import (
     subscription_queue_arguments,
 )
 from tenure.coordinator.core.decisions import Happened
+from tenure.coordinator.dead_letters import PREFETCH, DeadLetterBox
 from tenure.coordinator.errors import (
     BrokerError,
     BrokerRefused,
@@ -50,6 +50,7 @@ from tenure.coordinator.errors import (
     Unavailable,
 )
 from tenure.coordinator.health import Condition
+from tenure.coordinator.store.dead_letters import CameBack
 from tenure.coordinator.store.subscriptions import SubscriptionQueue
 from tenure.settings.addresses import Address, asked
 from tenure.settings.tls import tls_fault
@@ -62,10 +63,7 @@ COMPARE_SECONDS: Final = 5.0
 COMPARISONS_PER_CHECK: Final = 3
 """Every so many comparisons all queues are declared again, whatever was declared before."""
 DECLARE_WAIT_SECONDS: Final = 1.0
-DEAD_LETTER_PREFETCH: Final = 50
 _BACK_OFF_CAP_SECONDS: Final = 5.0
-_DEATHS: Final = frozenset({"rejected", "expired", "maxlen", "delivery_limit"})
-"""Reasons that a broker gives; anybody may write others into a message."""
 
 _Lost = (AMQPError, OSError, TimeoutError, RuntimeError)
 """What a lost or refused operation looks like; aio-pika shows a closed channel as RuntimeError."""
@@ -82,18 +80,18 @@ class Broker:
         queues: Callable[[], Awaitable[dict[str, bool]]],
         subscriptions: Callable[[], Awaitable[Sequence[SubscriptionQueue]]],
         condition: Condition,
-        on_dead_letter: Callable[[str], None],
+        dead_letters: DeadLetterBox,
         compare_seconds: float = COMPARE_SECONDS,
     ) -> None:
         """``queues``: names of node queues, True for one that must exist, False for one that may
-        go; ``subscriptions``: theirs, and how they are bound. ``on_dead_letter`` is told the reason
-        of each message that came back."""
+        go; ``subscriptions``: theirs, and how they are bound. ``dead_letters`` gets
+        what came back."""
         self._url = url
         self._name_prefix = name_prefix
         self._queues = queues
         self._subscriptions = subscriptions
         self._condition = condition
-        self._on_dead_letter = on_dead_letter
+        self._dead_letters = dead_letters
         self._compare_seconds = compare_seconds
         self._connection: AbstractConnection | None = None
         self._channel: AbstractChannel | None = None
@@ -150,6 +148,29 @@ class Broker:
         except (Unavailable, *_Lost):
             log.warning("subscription is brought about later", queue=queue)
         return any(kept.queue == queue for kept in self._kept)
+
+    async def publish_again(self, letter: CameBack) -> bool:
+        """Send a dead letter to its queue; whether it reached one. The broker has confirmed it.
+
+        Raises Unavailable where nobody can tell: the same may be sent again.
+        """
+        try:
+            connection = self._connection
+            if connection is None:
+                raise ConnectionError("not connected")
+            async with asyncio.timeout(OPERATION_SECONDS):
+                channel = await connection.channel(on_return_raises=True)
+                try:
+                    await channel.default_exchange.publish(_copy(letter), letter.queue)
+                except PublishError:
+                    return False
+                finally:
+                    await channel.close()
+        except _Lost as error:
+            raise Unavailable(
+                f"The broker cannot be used now: {str(error) or type(error).__name__}."
+            ) from error
+        return True
 
     def on_commit(self, events: Sequence[Happened]) -> None:
         """Nodes came or went: compare soon."""
@@ -219,8 +240,8 @@ class Broker:
             timeout=OPERATION_SECONDS,
         )
         if queue.declaration_result.consumer_count == 0:
-            await channel.set_qos(DEAD_LETTER_PREFETCH, timeout=OPERATION_SECONDS)
-            await queue.consume(self._record_dead_letter, timeout=OPERATION_SECONDS)
+            await channel.set_qos(PREFETCH, timeout=OPERATION_SECONDS)
+            await queue.consume(self._dead_letters.take, timeout=OPERATION_SECONDS)
 
     async def _compare(self) -> None:
         """Declare what must exist and delete what may go."""
@@ -299,25 +320,6 @@ class Broker:
                 self._channel = await connection.channel(publisher_confirms=False)
         return self._channel
 
-    async def _record_dead_letter(self, message: AbstractIncomingMessage) -> None:
-        """A message that a node's queue gave up. The reconciler sends again what still matters."""
-        history = _history(message)
-        self._on_dead_letter(history["reason"])
-        event_id = str(message.headers.get(EVENT_ID_HEADER, ""))
-        task_id = attempt_id = None
-        with suppress(UndecodableEvent):
-            event = decode_event(message.body)
-            event_id, task_id, attempt_id = event.event_id, event.task_id, event.attempt_id
-        log.warning(
-            "message came back undelivered",
-            event_id=event_id,
-            task_id=task_id,
-            attempt_id=attempt_id,
-            **history,
-        )
-        with suppress(*_Lost):
-            await message.ack()
-
 
 def refusal(error: BaseException) -> BrokerError:
     """What is wrong with the broker, as an error of ours."""
@@ -351,13 +353,12 @@ def _cancelled_by_us() -> bool:
     return task is None or task.cancelling() > 0
 
 
-def _history(message: AbstractIncomingMessage) -> dict[str, str]:
-    """From which queue and why the broker moved the message here."""
-    deaths = message.headers.get("x-death")
-    death = deaths[0] if isinstance(deaths, list) and deaths else {}
-    details = cast("dict[str, object]", death) if isinstance(death, dict) else {}
-    reason = str(details.get("reason"))
-    return {
-        "reason": reason if reason in _DEATHS else "unknown",
-        "queue": str(details.get("queue", "unknown")),
-    }
+def _copy(letter: CameBack) -> aio_pika.Message:
+    """A new copy of the same event, as the relay makes them."""
+    return aio_pika.Message(
+        letter.body or b"",
+        headers={EVENT_ID_HEADER: letter.event_id},
+        content_type=CONTENT_TYPE,
+        delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+        message_id=uuid4().hex,
+    )

@@ -153,6 +153,9 @@ class Metrics:
             "tenure_nodes_under_review", "Incarnations whose heartbeats are missing.", ()
         )
         self._pauses = self._gauge("tenure_pauses", "Pauses in force.", ("scope",))
+        self._letters = self._gauge(
+            "tenure_dead_letters_waiting", "Messages that came back and wait for somebody.", ()
+        )
         self._lag_rows = self._gauge(
             "tenure_outbox_lag_rows", "Rows of the log not published yet (10,000 a shard).", ()
         )
@@ -275,6 +278,7 @@ class Metrics:
         self._intake.labels("waiting").set(figures.intake_waiting)
         self._intake.labels("refused").set(figures.intake_refused)
         self._oldest_intake.set(figures.oldest_intake_seconds)
+        self._letters.set(figures.dead_letters)
         self._lag_rows.set(figures.lag_rows)
         self._lag_seconds.set(figures.oldest_unpublished_seconds)
 

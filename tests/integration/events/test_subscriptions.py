@@ -1,9 +1,6 @@
 """Subscriptions: which events reach which queue, over HTTP, the command line and a real broker."""
 
-import asyncio
 import json
-import os
-import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -20,29 +17,15 @@ from tenure.contract.topology import (
     subscription_queue,
     subscription_queue_arguments,
 )
+from tests.support.commands import tenure
 from tests.support.coordinator import Fleet, fleet
 from tests.support.isolation import BrokerSpace, FreshDatabase
-
-OPERATOR = "operator-token-0001"
 
 
 @pytest.fixture
 async def api(database: FreshDatabase, broker: BrokerSpace) -> AsyncIterator[Fleet]:
     async with fleet(database, broker) as found:
         yield found
-
-
-async def tenure(api: Fleet, *words: str) -> tuple[int | None, str, str]:
-    """A command by the operator: exit code, output, standard error."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tenure.cli", *words,
-        env=kept | {"TENURE_URL": api.coordinator.url, "TENURE_TOKEN": OPERATOR},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
 
 
 async def subscribe(api: Fleet, *events: str, name: str = "billing", **values: Any) -> Any:
@@ -192,16 +175,6 @@ async def test_bad_input_subscribes_to_nothing_and_says_what_to_do(api: Fleet) -
         refused = await api.operator.post("/v1/subscriptions", body)
         assert refused.status_code == 422, refused.text
         assert said in refused.text
-    for words, said in (
-        (("add", "x"), "name the events"),
-        (("add", "x", "tasks"), "names no events"),
-        (("add", "x", "task", "--dedupe-retention", "long"), "no length of time"),
-        (("add", "x", "task", "--dedupe-retention", "0s"), "greater than 0"),
-        (("remove", "x", "--tenant", "a", "--all-tenants"), "not both"),
-    ):
-        code, _, err = await tenure(api, "subscription", *words)
-        assert code == Exit.USAGE, err
-        assert said in err
     assert (await api.reader.get("/v1/subscriptions")).json() == {"subscriptions": []}
 
 

@@ -1,22 +1,17 @@
 """Pauses over the real database and over HTTP and the command line (FLOW-01)."""
 
 import asyncio
-import json
-import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
 from tenure.cli.exits import Exit
 from tests.support.authority import TENANT, Bench, replica
+from tests.support.commands import tenure, tenure_json
 from tests.support.coordinator import Fleet, fleet
 from tests.support.isolation import BrokerSpace, FreshDatabase
-
-OPERATOR = "operator-token-0001"
 
 
 @pytest.fixture
@@ -107,35 +102,16 @@ async def test_a_pause_of_everything_reaches_every_replica_and_tenants_that_come
         assert await others[0].scheduler.step() == 1
 
 
-async def tenure(api: Fleet, *words: str) -> tuple[int | None, str, str]:
-    """A command by the operator: exit code, output, standard error."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tenure.cli", *words,
-        env=kept | {"TENURE_URL": api.coordinator.url, "TENURE_TOKEN": OPERATOR},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
-
-
-async def read(api: Fleet, *words: str) -> Any:
-    code, out, err = await tenure(api, *words, "-o", "json")
-    assert code == Exit.DONE, err
-    return json.loads(out)
-
-
 @pytest.mark.requirement("FLOW-01")
 async def test_an_operator_pauses_sees_why_a_task_waits_and_resumes(api: Fleet) -> None:
     incarnation = await api.register()
-    found = await read(
+    found = await tenure_json(
         api, "pause", "type", "sha256", "--reason", "the store is full", "--until", "2h"
     )
     (one,) = found["pauses"]
     assert (one["scope"], one["name"], one["tenant"]) == ("type", "sha256", "default")
     assert datetime.fromisoformat(one["until"]) > datetime.now(UTC) + timedelta(minutes=110)
-    await read(api, "pause", "all", "--reason", "an upgrade")
+    await tenure_json(api, "pause", "all", "--reason", "an upgrade")
     task_id = await api.submit()
     why = (await api.reader.get(f"/v1/tasks/{task_id}/why")).json()["explanation"]
     assert (why["standing"], why["eligible"]) == ("paused", 1)
@@ -150,9 +126,9 @@ async def test_an_operator_pauses_sees_why_a_task_waits_and_resumes(api: Fleet) 
     assert "the store is full" in out
     metrics = (await api.nobody.get("/metrics")).text
     assert 'tenure_pauses{scope="type"} 1.0' in metrics
-    assert (await read(api, "resume", "all"))["resumed"]
-    assert (await read(api, "resume", "type", "sha256"))["resumed"]
-    assert not (await read(api, "resume", "type", "sha256"))["resumed"]
+    assert (await tenure_json(api, "resume", "all"))["resumed"]
+    assert (await tenure_json(api, "resume", "type", "sha256"))["resumed"]
+    assert not (await tenure_json(api, "resume", "type", "sha256"))["resumed"]
     await api.assigned(incarnation, task_id)
     changes = await api.reader.get("/v1/pauses")
     assert changes.json() == {"pauses": []}

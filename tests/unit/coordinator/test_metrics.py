@@ -30,6 +30,7 @@ FIGURES = Figures(
     open_attempts={},
     nodes={},
     pauses={},
+    dead_letters=0,
     nodes_under_review=0,
     tasks_by_type=[],
     slots=8,

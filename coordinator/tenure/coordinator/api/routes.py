@@ -45,6 +45,7 @@ from tenure.coordinator.api.applications import (
     TaskListQuery,
     WaitQuery,
 )
+from tenure.coordinator.api.dead_letters import DeadLetterControl, dead_letter_endpoints
 from tenure.coordinator.api.endpoint import (
     EVERY_ROLE,
     EXECUTORS,
@@ -87,6 +88,7 @@ class Handlers:
     interventions: Interventions
     flow: FlowControl
     subscriptions: SubscriptionControl
+    dead_letters: DeadLetterControl
     healthz: Plain
     readyz: Plain
     metrics: Plain
@@ -328,6 +330,7 @@ def endpoints(
         *intervention_endpoints(handlers.interventions, application_gate),
         *flow_endpoints(handlers.flow, gate=application_gate),
         *subscription_endpoints(handlers.subscriptions, gate=application_gate),
+        *dead_letter_endpoints(handlers.dead_letters, gate=application_gate),
     )
 
 

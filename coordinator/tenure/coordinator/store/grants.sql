@@ -15,7 +15,7 @@ grant select on
     tenure.authority_epochs, tenure.health_reviews, tenure.intake, tenure.log,
     tenure.log_default,
     tenure.tenants, tenure.accounts, tenure.profiles, tenure.executables, tenure.fact_changes,
-    tenure.pauses, tenure.subscriptions,
+    tenure.pauses, tenure.subscriptions, tenure.dead_letters,
     tenure.relay_shards
 to :"coordinator";
 grant select on
@@ -44,6 +44,9 @@ grant execute on function
     tenure.end_pause(text, text, text, text),
     tenure.set_subscription(text, text, text, text[], interval, text),
     tenure.remove_subscription(text, text, text),
+    tenure.record_dead_letters(
+        text[], text[], text[], text[], text[], text[], text[], integer[], bytea[]),
+    tenure.settle_dead_letter(text, bigint, text, text, text),
     tenure.commit_batch(
         tenure.commit_item[], tenure.task_insert[], tenure.task_update[], tenure.attempt_insert[],
         tenure.attempt_update[], tenure.lease_renewal[], tenure.receipt_insert[],

@@ -365,6 +365,7 @@ class Reads:
             slots_used=row["slots_used"],
             commits_waiting_for_standby=row["commits_waiting_for_standby"],
             pauses=_NUMBERS.validate_json(row["pauses"]),
+            dead_letters=row["dead_letters"],
             lag_rows=sum(shard["lag_rows"] for shard in shards),
             oldest_unpublished_seconds=views.oldest(shards),
             intake_waiting=intake["waiting"],

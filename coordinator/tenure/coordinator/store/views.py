@@ -79,6 +79,7 @@ class Figures:
     slots_used: int
     commits_waiting_for_standby: int
     pauses: dict[str, int]  # by scope
+    dead_letters: int  # that wait for somebody
     lag_rows: int
     oldest_unpublished_seconds: float
     intake_waiting: int

@@ -75,7 +75,7 @@ create table fact_changes (
     actor text not null,
     tenant text not null,
     subject text not null check (subject in
-        ('tenant', 'node', 'executable', 'flow', 'subscription')),
+        ('tenant', 'node', 'executable', 'flow', 'subscription', 'dead_letter')),
     subject_id text not null,
     change json not null
 );

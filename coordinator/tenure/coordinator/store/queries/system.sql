@@ -90,6 +90,11 @@ select
         where datname = current_database() and wait_event = 'SyncRep'
     ) as commits_waiting_for_standby,
     (
+        select count(*) from (
+            select from tenure.dead_letters where state = 'waiting' limit $1
+        ) letters
+    ) as dead_letters,
+    (
         select coalesce(json_object_agg(scope, number), '{}')::text
         from (
             select scope, count(*) as number from tenure.pauses
