@@ -13,10 +13,9 @@ import pytest
 
 from tenure.cli.exits import Exit
 from tenure.cli.local import processes
-from tenure.coordinator.core.commands import Renew
 from tenure.coordinator.store.verify import INVARIANTS, verify
-from tests.support.authority import Bench, replica
-from tests.support.every_command import EVERY
+from tests.support.authority import replica
+from tests.support.history import live
 from tests.support.isolation import DatabaseServer, FreshDatabase
 from tests.support.repository import REPOSITORY
 
@@ -116,32 +115,6 @@ DAMAGE = {
     "guards-are-in-place": "alter table tenure.tasks disable trigger user",
 }
 """For each invariant, what somebody who may do anything does to the database."""
-
-
-async def live(bench: Bench) -> None:
-    """Every command in the situation that it changes, and a few whole lives of tasks."""
-    await bench.owner.execute("insert into tenure.intake_roles values (session_user, 'default')")
-    for prepare in EVERY:
-        await bench.register()
-        await (await prepare(bench))()
-        await bench.owner.execute(
-            "update tenure.nodes set quarantined_at = null, quarantined_by = null,"
-            " quarantine_reason = null"
-        )
-    await bench.register(slots=20, cpu_millis=8000, memory_bytes=1_000_000)
-    failed = await bench.running()
-    await bench.fail(failed)
-    await bench.try_again(failed.task_id)
-    again = await bench.assigned(failed.task_id)
-    await bench.take(again)
-    await bench.authority.renew([bench.command(Renew, again)], again.incarnation)
-    await bench.deliver(again, 1)
-    await bench.deliver(again, 2)  # another content: kept as evidence
-    lost = await bench.running()
-    await bench.end_lease(lost)
-    await bench.expire(lost.task_id)
-    await bench.running()
-    await bench.submit()
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,15 @@ from unittest.mock import Mock
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
-from tenure.contract import dead_letters, flow, reports, scheduling, subscriptions, tasks
+from tenure.contract import (
+    dead_letters,
+    flow,
+    reports,
+    retention,
+    scheduling,
+    subscriptions,
+    tasks,
+)
 from tenure.contract.events import Event
 from tenure.coordinator.api import openapi
 from tenure.coordinator.api.endpoint import Endpoint
@@ -48,6 +56,7 @@ def table() -> tuple[Endpoint, ...]:
                 "flow",
                 "subscriptions",
                 "dead_letters",
+                "retention",
             ]
         ),
     )
@@ -59,7 +68,7 @@ def http_models() -> list[type[BaseModel]]:
     """Public models of requests and replies, by name."""
     found = {
         model.__name__: model
-        for module in (tasks, reports, scheduling, flow, subscriptions, dead_letters)
+        for module in (tasks, reports, scheduling, flow, subscriptions, dead_letters, retention)
         for model in vars(module).values()
         if isinstance(model, type)
         and issubclass(model, reports.Frozen)

@@ -39,6 +39,13 @@ from tenure.contract.operations import (
     Revoked,
 )
 from tenure.contract.reports import Resources
+from tenure.contract.retention import (
+    RetentionChange,
+    RetentionPlan,
+    RetentionRun,
+    RetentionRunRequest,
+    RetentionView,
+)
 from tenure.contract.scheduling import (
     Backlog,
     ExecutableChange,
@@ -130,8 +137,9 @@ class AsyncClient:
     ) -> AsyncTaskHandle[OutputT]:
         """Make a durable task. When this returns, the task is recorded and will be worked on.
 
-        The same ``idempotency_key`` with the same content gives the same task, for ever; with other
-        content it is refused (``idempotency_conflict``). Instants need a time zone.
+        The same ``idempotency_key`` with the same content gives the same task, for as long as the
+        coordinator keeps outcomes (30 days, unless set otherwise); with other content it is refused
+        (``idempotency_conflict``). Instants need a time zone.
 
         Raises TypeError for an input that is not the one that the type declares.
         """
@@ -433,6 +441,22 @@ class AsyncClient:
         """Decide that it is not needed: for operators."""
         path = calls.dead_letter_path(dead_letter_id, "/discard")
         return await self._http.run(calls.send(path, settling, DeadLetterDetail))
+
+    async def retention(self) -> RetentionView:
+        """How long what has ended is kept, and how far removal has come: for operators."""
+        return await self._http.run(calls.read("/v1/retention", RetentionView, {}))
+
+    async def set_retention(self, change: RetentionChange) -> RetentionView:
+        """Set how long what has ended is kept: for operators."""
+        return await self._http.run(calls.send("/v1/retention", change, RetentionView))
+
+    async def retention_plan(self) -> RetentionPlan:
+        """What a run would remove; changes nothing: for operators."""
+        return await self._http.run(calls.read("/v1/retention/plan", RetentionPlan, {}))
+
+    async def run_retention(self, request: RetentionRunRequest) -> RetentionRun:
+        """Remove for about a second what is older than it is kept: for operators."""
+        return await self._http.run(calls.send("/v1/retention/run", request, RetentionRun))
 
     async def outbox(self) -> OutboxStatus:
         """How far publishing is behind the log."""

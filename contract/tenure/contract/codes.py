@@ -20,6 +20,7 @@ class Code(StrEnum):
     UNKNOWN_TASK_TYPE = "unknown_task_type"
     DEADLINE_IN_THE_PAST = "deadline_in_the_past"
     NOT_FOUND = "not_found"
+    EVENTS_REMOVED = "events_removed"  # the policy no longer keeps the first events asked for
     METHOD_NOT_ALLOWED = "method_not_allowed"
     IDEMPOTENCY_CONFLICT = "idempotency_conflict"  # the same key or report id, other content
     STALE_VERSION = "stale_version"  # what it would change has been changed by somebody else

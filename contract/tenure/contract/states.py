@@ -79,6 +79,19 @@ class PauseScope(StrEnum):
     LABEL = "label"  # all nodes that have it
 
 
+class RetentionKind(StrEnum):
+    """What is kept for a time after it ended, and then removed (OPS-08)."""
+
+    LOG = "log"  # the events, by whole partitions
+    TASKS = "tasks"  # ended ones, with input, attempts and receipts
+    COMMANDS = "commands"  # stored outcomes: so long a repeated request gets its first answer
+    INTAKE = "intake"  # decided rows of what was enqueued
+    RENEWALS = "renewals"
+    REVIEWS = "reviews"  # closed health reviews
+    NODES = "nodes"  # starts of nodes that are gone
+    CHANGES = "changes"  # who stated which fact, and who paused what
+
+
 class TenantState(StrEnum):
     """Whether a tenant's tasks are given to nodes."""
 

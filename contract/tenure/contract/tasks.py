@@ -176,6 +176,9 @@ class TaskView(TaskSummary):
     attempt_list: tuple[AttemptView, ...]
     receipts: tuple[ReceiptView, ...]
     timeline: tuple[TimelineEntry, ...]
+    timeline_complete: bool = Field(
+        default=True, description="false: its first events are no longer kept"
+    )
 
 
 class TaskResult(Frozen):

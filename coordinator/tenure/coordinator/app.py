@@ -30,6 +30,7 @@ from tenure.coordinator.api.leases import Leases
 from tenure.coordinator.api.operators import Operators
 from tenure.coordinator.api.problems import NEXT_STEP
 from tenure.coordinator.api.programs import Programs
+from tenure.coordinator.api.retention import RetentionPolicy
 from tenure.coordinator.api.routes import Handlers, application, endpoints
 from tenure.coordinator.api.scheduling import Scheduling
 from tenure.coordinator.api.subscriptions import SubscriptionControl
@@ -45,6 +46,7 @@ from tenure.coordinator.intake import Intake
 from tenure.coordinator.logs import configure, log_ends
 from tenure.coordinator.metrics import CONTENT_TYPE, Metrics, Scrape
 from tenure.coordinator.reconciler import Reconciler
+from tenure.coordinator.retention import Retention
 from tenure.coordinator.scheduler import Scheduler
 from tenure.coordinator.store import migrate
 from tenure.coordinator.store.dead_letters import DeadLetters
@@ -53,6 +55,7 @@ from tenure.coordinator.store.flow import Flow
 from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError, open_pool
 from tenure.coordinator.store.reading import PoolReader
 from tenure.coordinator.store.reads import Reads
+from tenure.coordinator.store.retention import Retention as RetentionReads
 from tenure.coordinator.store.scheduling import SchedulingReads
 from tenure.coordinator.store.subscriptions import Subscriptions
 from tenure.coordinator.sweeper import Sweeper
@@ -153,6 +156,7 @@ class Coordinator:
             self._authority.on_commit(hints.on_commit)
         self._scrape = Scrape(self.metrics, reads.figures)
         self._reconciler = Reconciler(commits)
+        self._retention = Retention(commits, self.metrics.removed)
         self._loops: dict[str, Loop] = {
             "intake": Intake(
                 commits, self._authority, payload_limit_bytes=settings.payload_limit_bytes
@@ -160,6 +164,7 @@ class Coordinator:
             "scheduler": Scheduler(commits, self._authority),
             "sweeper": Sweeper(commits, self._authority),
             "reconciler": self._reconciler,
+            "retention": self._retention,
         }
         self._http = HttpServer(
             self._application(people, reads, node_reads),
@@ -261,6 +266,7 @@ class Coordinator:
             dead_letters=DeadLetterControl(
                 DeadLetters(self._reader(people)), publish=self._broker.publish_again
             ),
+            retention=RetentionPolicy(RetentionReads(self._reader(people)), self._retention),
             healthz=_alive,
             readyz=self._ready,
             metrics=self._metrics,

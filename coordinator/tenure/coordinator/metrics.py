@@ -87,6 +87,11 @@ class Metrics:
         self._sent_again = self._counter(
             "tenure_assignments_sent_again", "Assignments that nobody had accepted in time.", ()
         )
+        self._removed = self._counter(
+            "tenure_retention_removed",
+            "Rows (of the log partitions) removed by this replica as too old.",
+            ("kind",),
+        )
         self._queued = self._gauge("tenure_lane_queued", "Commands that wait.", ("lane",))
         self._waiting = self._gauge(
             "tenure_http_waiting_requests", "Requests that wait in the lanes.", ("gate",)
@@ -217,6 +222,10 @@ class Metrics:
         """Assignments sent again since the start."""
         self._sent_again.inc(total - self._sent_again_total)
         self._sent_again_total = total
+
+    def removed(self, kind: str, rows: int) -> None:
+        """Retention removed a batch."""
+        self._removed.labels(kind).inc(rows)
 
     # Gauges, set at a scrape
 

@@ -66,6 +66,7 @@ from tenure.coordinator.api.openapi import PAGES, document
 from tenure.coordinator.api.operators import IntakeQuery, Operators
 from tenure.coordinator.api.problems import response_of
 from tenure.coordinator.api.programs import Programs
+from tenure.coordinator.api.retention import RetentionPolicy, retention_endpoints
 from tenure.coordinator.api.scheduling import Scheduling
 from tenure.coordinator.api.scheduling_routes import scheduling_endpoints
 from tenure.coordinator.api.subscriptions import SubscriptionControl, subscription_endpoints
@@ -89,6 +90,7 @@ class Handlers:
     flow: FlowControl
     subscriptions: SubscriptionControl
     dead_letters: DeadLetterControl
+    retention: RetentionPolicy
     healthz: Plain
     readyz: Plain
     metrics: Plain
@@ -242,7 +244,7 @@ def endpoints(
             tasks.stream,
             StreamView,
             query=StreamQuery,
-            codes=(Code.NOT_FOUND, *NEVER_TAKEN_IN),
+            codes=(Code.NOT_FOUND, Code.EVENTS_REMOVED, *NEVER_TAKEN_IN),
         ),
         Endpoint(
             "GET",
@@ -331,6 +333,7 @@ def endpoints(
         *flow_endpoints(handlers.flow, gate=application_gate),
         *subscription_endpoints(handlers.subscriptions, gate=application_gate),
         *dead_letter_endpoints(handlers.dead_letters, gate=application_gate),
+        *retention_endpoints(handlers.retention, gate=application_gate),
     )
 
 

@@ -23,7 +23,18 @@ grant select on
     tenure.subscriptions
 to :"relay";
 
-grant execute on function tenure.ensure_log_partitions(integer) to :"coordinator";
+grant select on tenure.retention, tenure.retention_policies to :"coordinator";
+grant execute on function
+    tenure.ensure_log_partitions(integer),
+    tenure.set_retention(integer, jsonb, text, text),
+    tenure.remove_old(text, integer),
+    tenure.cut_log(),
+    tenure.remove_old_log(),
+    tenure.too_old_before(text),
+    tenure.log_needed_from(),
+    tenure.oldest_unpublished_at(),
+    tenure.log_partitions()
+to :"coordinator";
 grant execute on function
     tenure.confirmed_epoch(),
     tenure.redispatch(uuid[], interval),

@@ -48,6 +48,7 @@ from tenure.contract.tasks import (
     TaskView,
 )
 from tenure.coordinator.core.snapshot import LeasePolicy
+from tenure.coordinator.errors import RequestRefused
 from tenure.coordinator.store import named_queries, views
 from tenure.coordinator.store.policies import StoredPolicy, set_policy_arguments, stored_policy
 from tenure.coordinator.store.reading import Reader
@@ -85,6 +86,7 @@ class Reads:
         row = await self._one(_TASKS["task"], tenant, task_id)
         if row is None:
             return None
+        timeline = tuple(views.timeline_entry(body) for body in row["events"])
         return TaskView(
             **views.summary(row),
             tenant=row["tenant"],
@@ -105,7 +107,11 @@ class Reads:
             output=views.parsed(row["output"]),
             attempt_list=_ATTEMPTS.validate_json(row["attempt_list"]),
             receipts=_RECEIPTS.validate_json(row["receipts"]),
-            timeline=tuple(views.timeline_entry(body) for body in row["events"]),
+            timeline=timeline,
+            # Events go oldest first: where the first one is, all are.
+            timeline_complete=any(
+                entry.entity_type == EntityType.TASK and entry.sequence == 1 for entry in timeline
+            ),
         )
 
     async def receipts(self, tenant: TenantId, task_id: str) -> tuple[ReceiptContent, ...] | None:
@@ -194,10 +200,21 @@ class Reads:
         after: int,
         limit: int,
     ) -> StreamView | None:
-        """Events of one stream with a sequence above ``after``, as they were published."""
+        """Events of one stream with a sequence above ``after``, as they were published.
+
+        Raises RequestRefused ``events_removed`` when some of them are no longer kept.
+        """
         row = await self._one(_TASKS["stream"], tenant, entity_type, entity_id, after, limit)
         if row is None:
             return None
+        first, last = row["first_sequence"], row["sequence"]
+        if last > after and (first is None or first > after + 1):
+            kept_after = last if first is None else first - 1
+            raise RequestRefused(
+                Code.EVENTS_REMOVED,
+                f"Events up to sequence {kept_after} are no longer kept.",
+                next_step=f"Read the state of the entity, and go on with after={kept_after}.",
+            )
         return StreamView(
             entity_type=entity_type,
             entity_id=entity_id,

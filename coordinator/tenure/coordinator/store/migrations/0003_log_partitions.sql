@@ -18,6 +18,14 @@ create table log_default partition of log default;
 create trigger append_lock_first before insert on log_default
     for each statement execute function take_append_lock();
 
+create function log_partition_size() returns bigint
+language sql immutable parallel safe set search_path = tenure, pg_temp as $$ select 10000000::bigint $$;
+
+create function log_partition_name(p_number bigint) returns text
+language sql immutable strict parallel safe set search_path = tenure, pg_temp as $$
+    select 'log_p' || lpad(p_number::text, greatest(6, length(p_number::text)), '0')
+$$;
+
 -- Makes the partition of the last position, and ``ahead`` more, where they do not exist yet; says how
 -- many it made. Partition n holds positions (n - 1) * 10,000,000 up to, not including, n * 10,000,000.
 -- Built apart and then attached, since that lets appends and reads of the log go on meanwhile.
@@ -25,7 +33,7 @@ create trigger append_lock_first before insert on log_default
 create function ensure_log_partitions(ahead integer default 2) returns integer
 language plpgsql security definer set search_path = tenure, pg_temp as $$
 declare
-    size constant bigint := 10000000;
+    size constant bigint := log_partition_size();
     current_number bigint;
     partition_name text;
     made integer := 0;
@@ -37,7 +45,7 @@ begin
     perform pg_advisory_xact_lock(hashtextextended('tenure.ensure_log_partitions', 0));
     select last_value / size + 1 into current_number from log_position;
     for number in current_number .. current_number + ahead loop
-        partition_name := 'log_p' || lpad(number::text, greatest(6, length(number::text)), '0');
+        partition_name := log_partition_name(number);
         continue when to_regclass('tenure.' || partition_name) is not null;
         execute format('create table %I (like log including all)', partition_name);
         execute format('create trigger append_lock_first before insert on %I'

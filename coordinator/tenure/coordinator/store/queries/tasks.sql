@@ -138,6 +138,13 @@ with entity as (
 select
     entity.state, entity.sequence,
     (select epoch from tenure.authority) as epoch,
+    -- The first event that is still there: retention may have removed earlier ones.
+    (
+        select l.sequence from tenure.log l
+        where l.order_key = entity.order_key and l.entity_type = $2 and l.entity_id = $3::uuid
+            and not l.copy
+        order by l.position limit 1
+    ) as first_sequence,
     array(
         select l.body
         from tenure.log l

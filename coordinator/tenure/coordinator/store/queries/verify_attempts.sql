@@ -20,6 +20,9 @@ from tenure.attempts a
 where a.attempt_id > $1 and a.attempt_id <= $2 and not exists (
     select from tenure.incarnations n
     where n.incarnation = a.incarnation and n.node_id = a.node_id and n.tenant = a.tenant)
+  and not (a.ended_at is not null and a.submitted_at
+      <= (select removed_to from tenure.retention where kind = 'nodes')
+      and not exists (select from tenure.incarnations n where n.incarnation = a.incarnation))
 
 -- name: open-attempts-have-reservations
 -- And ended ones have none.

@@ -7,7 +7,7 @@ from (
 ) p
 
 -- name: commands-are-consistent
--- The stored reply tells the stored outcome, of a task that exists.
+-- The stored reply tells the stored outcome, of a task that exists, or was removed since.
 select 'command ' || c.command_id as subject,
     format('outcome %s, reply %s', c.outcome, c.reply) as detail
 from tenure.commands c
@@ -15,4 +15,5 @@ where c.command_id > $1 and c.command_id <= $2
   and ((c.reply ->> 'outcome') is distinct from c.outcome
       or (c.reply ->> 'task_id' is not null and not exists (
           select from tenure.tasks t
-          where t.task_id = (c.reply ->> 'task_id')::uuid and t.tenant = c.tenant)))
+          where t.task_id = (c.reply ->> 'task_id')::uuid and t.tenant = c.tenant)
+          and (select removed_to from tenure.retention where kind = 'tasks') = '-infinity'))

@@ -21,7 +21,10 @@ left join lateral (
     where l.entity_type = 'node' and n.incarnation = l.entity_id and l.order_key = n.incarnation
 ) r on true
 where l.position > $1 and l.position <= $2
-  and (r.sequence is null or l.sequence > r.sequence
+  and (l.sequence > r.sequence
+      or (r.sequence is null and l.recorded_at > (
+          select removed_to from tenure.retention
+          where kind = case when l.entity_type = 'node' then 'nodes' else 'tasks' end))
       or l.epoch > (select epoch from tenure.authority))
 
 -- name: events-say-what-the-log-says
@@ -43,7 +46,9 @@ where l.position > $1 and l.position <= $2 and b.said <> b.stored
 select 'position ' || l.position as subject,
     'there is no event ' || l.event_id || ' with these bytes' as detail
 from tenure.log l
-where l.position > $1 and l.position <= $2 and l.copy and not exists (
+where l.position > $1 and l.position <= $2 and l.copy
+  and l.recorded_at > (select removed_to from tenure.retention where kind = 'log')
+  and not exists (
     select from tenure.log g
     where g.order_key = l.order_key and g.event_id = l.event_id and not g.copy and g.body = l.body)
 

@@ -12,7 +12,11 @@ select 'incarnation ' || s.incarnation as subject,
     format('position %s has epoch %s, sequence %s; expected sequence %s in epoch %s or later',
         s.position, s.epoch, s.sequence, s.expected, s.epoch_before) as detail
 from (
-    select l.position, n.incarnation, l.epoch, l.sequence, row_number() over stream as expected,
+    select l.position, n.incarnation, l.epoch, l.sequence,
+        row_number() over stream + case
+            when n.registered_at <= (select removed_to from tenure.retention where kind = 'log')
+            then min(l.sequence) over (partition by l.entity_type, l.entity_id) - 1 else 0
+            end as expected,
         coalesce(lag(l.epoch) over stream, l.epoch) as epoch_before
     from tenure.incarnations n
     join tenure.log l on l.order_key = n.incarnation and not l.copy
@@ -34,6 +38,8 @@ left join lateral (
 ) e on true
 where n.incarnation > $1 and n.incarnation <= $2
   and (e.next_state, e.sequence) is distinct from (n.state, n.sequence)
+  and not (e.next_state is null and n.registered_at
+      <= (select removed_to from tenure.retention where kind = 'log'))
 
 -- name: counters-equal-reservations
 select 'incarnation ' || n.incarnation as subject,

@@ -17,4 +17,5 @@ select 'renewal of attempt ' || r.attempt_id || ' at ' || r.at as subject,
 from tenure.renewals r
 left join tenure.attempts a on a.attempt_id = r.attempt_id and a.lease_id = r.lease_id
 where r.ctid > $1 and r.ctid <= $2
-  and (r.new_expires_at < r.prior_expires_at or r.at >= r.prior_expires_at or a.attempt_id is null)
+  and (r.new_expires_at < r.prior_expires_at or r.at >= r.prior_expires_at or (a.attempt_id is null
+          and r.at > (select removed_to from tenure.retention where kind = 'tasks')))

@@ -1,5 +1,6 @@
 -- Invariants of tasks and what belongs to them. Each query reports what breaks its invariant among the
--- rows after $1 up to $2: the subject, and what is wrong with it. Its name is the invariant's.
+-- rows after $1 up to $2: the subject, and what is wrong with it. Its name is the invariant's. What the
+-- retention policy has passed may be missing: of a stream that began before, the first events.
 
 -- name: page
 -- The last key of the next $2 rows after $1, and how many they are.
@@ -12,10 +13,15 @@ select s.entity_type || ' ' || s.entity_id as subject,
         s.position, s.epoch, s.sequence, s.expected, s.epoch_before) as detail
 from (
     select l.position, l.entity_type, l.entity_id, l.epoch, l.sequence,
-        row_number() over stream as expected,
+        row_number() over stream + case
+            when coalesce(a.submitted_at, t.created_at)
+                <= (select removed_to from tenure.retention where kind = 'log')
+            then min(l.sequence) over (partition by l.entity_type, l.entity_id) - 1 else 0
+            end as expected,
         coalesce(lag(l.epoch) over stream, l.epoch) as epoch_before
     from tenure.tasks t
     join tenure.log l on l.order_key = t.task_id and not l.copy
+    left join tenure.attempts a on l.entity_type = 'attempt' and a.attempt_id = l.entity_id
     where t.task_id > $1 and t.task_id <= $2
     window stream as (partition by l.entity_type, l.entity_id order by l.position)
 ) s
@@ -36,11 +42,12 @@ select r.subject, format('is %s at %s; its last event says %s at %s', r.state, r
     coalesce(e.next_state, 'nothing'), coalesce(e.sequence, 0)) as detail
 from (
     select 'task ' || t.task_id as subject, t.task_id, 'task' as entity_type,
-        t.task_id as entity_id, t.state, t.sequence
+        t.task_id as entity_id, t.state, t.sequence, t.created_at as born_at
     from tenure.tasks t
     where t.task_id > $1 and t.task_id <= $2 and t.ended_at is null
     union all
-    select 'attempt ' || a.attempt_id, t.task_id, 'attempt', a.attempt_id, a.state, a.sequence
+    select 'attempt ' || a.attempt_id, t.task_id, 'attempt', a.attempt_id, a.state, a.sequence,
+        a.submitted_at
     from tenure.tasks t
     join tenure.attempts a on a.task_id = t.task_id
     where t.task_id > $1 and t.task_id <= $2 and a.ended_at is null
@@ -52,18 +59,20 @@ left join lateral (
     order by l.position desc limit 1
 ) e on true
 where (e.next_state, e.sequence) is distinct from (r.state, r.sequence)
+  and not (e.next_state is null and r.born_at
+      <= (select removed_to from tenure.retention where kind = 'log'))
 
 -- name: ended-records-are-unchanged
 -- What has ended is as its last event told it (STATE-02).
 select r.subject, format('row: %s; log: %s', r.ended, coalesce(e.ended, 'nothing')) as detail
 from (
     select 'task ' || t.task_id as subject, t.task_id, 'task' as entity_type,
-        t.task_id as entity_id,
+        t.task_id as entity_id, t.ended_at,
         concat_ws(' ', t.state, t.sequence, t.ended_at, t.reason) as ended
     from tenure.tasks t
     where t.task_id > $1 and t.task_id <= $2 and t.ended_at is not null
     union all
-    select 'attempt ' || a.attempt_id, t.task_id, 'attempt', a.attempt_id,
+    select 'attempt ' || a.attempt_id, t.task_id, 'attempt', a.attempt_id, a.ended_at,
         concat_ws(' ', a.state, a.sequence, a.ended_at, a.reason, a.node_id, a.incarnation,
             a.ordinal, a.fencing_token)
     from tenure.tasks t
@@ -85,6 +94,8 @@ left join lateral (
     ) b
 ) e on true
 where e.ended is distinct from r.ended
+  and not (e.ended is null and r.ended_at
+      <= (select removed_to from tenure.retention where kind = 'log'))
 
 -- name: attempts-move-as-permitted
 -- $3: the permitted moves, each as 'from>to' (STATE-04).
@@ -92,13 +103,17 @@ select 'attempt ' || s.entity_id as subject,
     format('moved from %s to %s at position %s', coalesce(s.before, 'nothing'), s.next_state,
         s.position) as detail
 from (
-    select l.position, l.entity_id, l.next_state, lag(l.next_state) over stream as before
+    select l.position, l.entity_id, l.next_state, lag(l.next_state) over stream as before,
+        a.submitted_at
     from tenure.tasks t
     join tenure.log l on l.order_key = t.task_id and l.entity_type = 'attempt' and not l.copy
+    left join tenure.attempts a on a.attempt_id = l.entity_id
     where t.task_id > $1 and t.task_id <= $2
     window stream as (partition by l.entity_id order by l.position)
 ) s
 where not coalesce(s.before, '') || '>' || s.next_state = any ($3::text[])
+  and not (s.before is null and coalesce(s.submitted_at
+      <= (select removed_to from tenure.retention where kind = 'log'), false))
 
 -- name: tasks-move-as-permitted
 -- Nothing follows an end (STATE-02).
@@ -250,3 +265,5 @@ select 'task ' || t.task_id as subject,
 from tenure.tasks t
 left join tenure.tasks o on o.task_id = t.retry_of and o.tenant = t.tenant
 where t.task_id > $1 and t.task_id <= $2 and t.retry_of is not null and o.ended_at is null
+  and not (o.task_id is null
+      and (select removed_to from tenure.retention where kind = 'tasks') > '-infinity')

@@ -1,0 +1,165 @@
+"""The retention policy over HTTP and the command line (OPS-08)."""
+
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tenure.cli.exits import Exit
+from tenure.cli.local import processes
+from tests.support.ageing import age
+from tests.support.coordinator import Fleet, fleet
+from tests.support.isolation import BrokerSpace, FreshDatabase
+from tests.support.sessions import session
+
+KINDS = ["log", "tasks", "commands", "intake", "renewals", "reviews", "nodes", "changes"]
+DAY = 86_400
+
+
+@pytest.fixture
+async def api(database: FreshDatabase, broker: BrokerSpace) -> AsyncIterator[Fleet]:
+    async with fleet(database, broker, node_silence_seconds=3600) as found:
+        yield found
+
+
+@pytest.fixture
+async def owner(database: FreshDatabase) -> AsyncIterator[asyncpg.Connection]:
+    async with session(database.owner_url) as connection:
+        yield connection
+
+
+def change(keep: dict[str, int | None], after: int = 1) -> dict[str, Any]:
+    return {"after_version": after, "keep_seconds": keep, "reason": "because"}
+
+
+async def command(api: Fleet, folder: Path, *words: str) -> tuple[int, str]:
+    kept = {name: value for name, value in os.environ.items() if "TENURE" not in name}
+    return await processes.run(
+        [sys.executable, "-m", "tenure.cli", "retention", *words],
+        environment=kept
+        | {"TENURE_URL": api.coordinator.url, "TENURE_TOKEN": "operator-token-0001"},
+        directory=folder,
+    )
+
+
+@pytest.mark.requirement("OPS-08")
+async def test_a_policy_is_a_version_with_its_author_and_reason(api: Fleet) -> None:
+    first = (await api.reader.get("/v1/retention")).json()
+    assert [one["kind"] for one in first["kinds"]] == KINDS
+    assert {one["removed_to"] for one in first["kinds"]} == {None}
+    reply = await api.operator.post("/v1/retention", change({"tasks": None, "log": 7200}))
+    assert reply.status_code == 200, reply.text
+    second = reply.json()
+    assert (second["version"], second["set_by"], second["reason"]) == (2, "ops", "because")
+    keep = {one["kind"]: one["keep_seconds"] for one in second["kinds"]}
+    before = {one["kind"]: one["keep_seconds"] for one in first["kinds"]}
+    assert keep == before | {"tasks": None, "log": 7200}
+    reply = await api.operator.post("/v1/retention", change({"log": 3600}))
+    assert (reply.status_code, reply.json()["code"]) == (409, "stale_version")
+
+
+NONSENSE: list[dict[str, Any]] = [
+    change({"tasks": DAY}),  # outcomes would name tasks that are gone
+    change({"log": 3599}),
+    change({"log": -1}),
+    change({"other": 7200}),
+    change({}),
+    {"after_version": 1, "keep_seconds": {"log": 7200}, "reason": ""},
+    {"after_version": 0, "keep_seconds": {"log": 7200}, "reason": "because"},
+]
+
+
+@pytest.mark.requirement("OPS-08")
+async def test_what_makes_no_sense_changes_nothing(api: Fleet) -> None:
+    for body in NONSENSE:
+        reply = await api.operator.post("/v1/retention", body)
+        assert (reply.status_code, reply.json()["code"]) == (422, "invalid_field"), body
+    assert (await api.reader.get("/v1/retention")).json()["version"] == 1
+
+
+async def test_operators_of_the_platform_decide(api: Fleet) -> None:
+    for caller in (api.application, api.executor, api.reader):
+        reply = await caller.post("/v1/retention", change({"log": 7200}))
+        assert (reply.status_code, reply.json()["code"]) == (403, "forbidden_role")
+        reply = await caller.post("/v1/retention/run", {})
+        assert reply.status_code == 403
+    assert (await api.application.get("/v1/retention/plan")).status_code == 403
+
+
+@pytest.mark.requirement("OPS-08")
+async def test_a_plan_changes_nothing_and_a_run_does_what_it_says(
+    api: Fleet, database: FreshDatabase, owner: asyncpg.Connection, tmp_path: Path
+) -> None:
+    incarnation = await api.register()
+    finished, going_on = await api.submit(), await api.submit()
+    await api.deliver(incarnation, finished, output="x")
+    await age(database, "91 days", "tasks", "commands")
+    code, output = await command(api, tmp_path, "plan", "-o", "json")
+    assert code == Exit.DONE, output
+    planned = {one["kind"]: one for one in json.loads(output)["kinds"]}
+    assert planned["tasks"]["rows"] == 1
+    assert planned["tasks"]["bytes"] > 0
+    assert planned["commands"]["rows"] >= 4
+    assert planned["log"]["rows"] == 0
+    assert await owner.fetchval("select count(*) from tenure.tasks") == 2
+    code, output = await command(api, tmp_path, "run", "tasks", "commands", "-o", "json")
+    assert code == Exit.DONE, output
+    removed = json.loads(output)["removed_rows"]
+    assert removed == {kind: planned[kind]["rows"] for kind in ("commands", "tasks")}
+    assert (await api.reader.get(f"/v1/tasks/{finished}")).status_code == 404
+    assert (await api.reader.get(f"/v1/tasks/{going_on}")).status_code == 200
+    metrics = (await api.nobody.get("/metrics")).text
+    assert 'tenure_retention_removed_total{kind="tasks"} 1.0' in metrics
+    code, output = await command(api, tmp_path, "show")
+    assert code == Exit.DONE
+    assert "90 d" in output
+
+
+@pytest.mark.requirement("OPS-08")
+async def test_the_command_sets_lengths_and_says_what_is_wrong(api: Fleet, tmp_path: Path) -> None:
+    code, output = await command(
+        api, tmp_path, "set", "log=12h", "changes=forever", "--reason", "less", "-o", "json"
+    )
+    assert code == Exit.DONE, output
+    keep = {one["kind"]: one["keep_seconds"] for one in json.loads(output)["kinds"]}
+    assert (keep["log"], keep["changes"]) == (12 * 3600, None)
+    for words in (["log=5m"], ["log"], ["other=1d"], ["log=soon"], []):
+        code, output = await command(api, tmp_path, "set", *words, "--reason", "less")
+        assert (code, "error:" in output) == (Exit.USAGE, True), output
+    code, output = await command(api, tmp_path, "set", "tasks=2d", "--reason", "less")
+    assert (code, "contradict" in output) == (Exit.REFUSED, True)
+
+
+@pytest.mark.requirement("OPS-08")
+async def test_a_stream_says_from_where_on_it_is_kept(
+    api: Fleet, database: FreshDatabase, owner: asyncpg.Connection
+) -> None:
+    incarnation = await api.register()
+    old, young = await api.submit(), await api.submit()
+    assignment = await api.assigned(incarnation, old)
+    await age(database, "31 days", "log")
+    # What is recorded from now on is in the next partition.
+    await owner.execute("select setval('tenure.log_position', 9999999)")
+    assert (await api.report(incarnation, assignment, "take")).outcome == "applied"
+    await owner.execute("update tenure.relay_shards set position = 10000000")
+    await owner.fetchrow("select * from tenure.remove_old_log()")
+    task, attempt = f"/v1/streams/task/{old}", f"/v1/streams/attempt/{assignment['attempt_id']}"
+    gone = await api.reader.get(task)  # nothing of it is left
+    assert (gone.status_code, gone.json()["code"]) == (410, "events_removed")
+    sequence = await owner.fetchval("select sequence from tenure.tasks where task_id = $1", old)
+    assert f"after={sequence}" in gone.json()["next_step"]
+    assert (await api.reader.get(task, after=sequence)).json()["events"] == []
+    gone = await api.reader.get(attempt)
+    assert (gone.status_code, "after=1." in gone.json()["next_step"]) == (410, True)
+    kept = (await api.reader.get(attempt, after=1)).json()
+    assert [event["sequence"] for event in kept["events"]] == [2, 3]
+    view = (await api.reader.get(f"/v1/tasks/{old}")).json()
+    assert (view["state"], view["timeline_complete"]) == ("open", False)
+    view = (await api.reader.get(f"/v1/tasks/{await api.submit()}")).json()
+    assert view["timeline_complete"] is True
+    assert young
