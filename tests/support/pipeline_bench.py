@@ -9,6 +9,8 @@ from pydantic import BaseModel, Field
 from tenure.contract.reports import Fail, LeaseTerms, Report, ReportReply
 from tenure.executor import Context, Executor, TaskType
 from tenure.executor.core.intake import Assignment
+from tenure.executor.isolation.place import Place
+from tenure.executor.isolation.sandbox import Sandbox
 from tenure.executor.lease import Lease
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.executor.pipeline import Pipeline
@@ -29,7 +31,7 @@ class Out(BaseModel):
 
 ECHO = TaskType("echo", input=In, output=Out)
 
-Handler = Callable[[In, Context[Any]], Awaitable[Out] | Out]
+Handler = Callable[[Any, Context[Any]], Awaitable[BaseModel] | BaseModel]
 
 
 class ScriptedReports:
@@ -63,9 +65,27 @@ class Held:
 class Bench:
     """One node with two slots, its clock in the test's hand."""
 
-    def __init__(self, handler: Handler, **options: Any) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        task_type: TaskType[Any, Any] = ECHO,
+        place: Place | None = None,
+        **options: Any,
+    ) -> None:
         self.app = Executor("bench", version="1")
-        self.app.task(ECHO, **options)(handler)  # type: ignore[arg-type]  # either kind of handler
+        self.app.task(task_type, **options)(handler)
+        self._build(place)
+
+    @classmethod
+    def of(cls, app: Executor, place: Place | None = None) -> "Bench":
+        """A node that runs ``app``."""
+        made = cls.__new__(cls)
+        made.app = app
+        made._build(place)
+        return made
+
+    def _build(self, place: Place | None) -> None:
         self.clock = HandClock()
         self.reports = ScriptedReports(self.clock)
         self.renewals = Held()
@@ -89,6 +109,7 @@ class Bench:
                 output_limit_bytes=4096,
                 metrics=metrics,
                 authority_changed=self.work.look_again,
+                sandbox=Sandbox(place or Place(), output_limit_bytes=4096),
             )
         )
 

@@ -65,14 +65,12 @@ def push(
     From then on new tasks of its types are submitted under these profiles.
     """
     with needs("executor"):
-        from tenure.executor.executable import executable_of
+        from tenure.executor.executable import executable_of_app
 
     found = load_application(application)
-    declared = found.handlers.values()
-    handlers = [each.handler for each in declared]
     request = ProfilePush(
-        task_types=tuple(each.to_wire() for each in declared),
-        executable=executable_of(found.name, found.version, handlers, build_digest=build_digest),
+        task_types=tuple(each.to_wire() for each in found.handlers.values()),
+        executable=executable_of_app(found, build_digest=build_digest),
     )
 
     async def send() -> Any:

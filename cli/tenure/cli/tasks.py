@@ -14,6 +14,7 @@ from tenure.cli.connection import open_client
 from tenure.cli.exits import CommandError, UsageError
 from tenure.cli.instants import read_instant, read_past
 from tenure.cli.output import Output, ago, print_fields, print_json, print_table
+from tenure.cli.receipts import held_to
 from tenure.cli.why import TaskIdWord, sentence
 from tenure.contract.codec import parse_json
 from tenure.contract.errors import InvalidPayload
@@ -350,7 +351,7 @@ def _print_receipts(listed: Sequence[ReceiptView]) -> None:
     print_table(
         [
             "receipt", "attempt", "latest then", "node", "fencing token", "active", "why not", "at",
-            "state version", "content",
+            "state version", "content", "held to",
         ],
         [
             (
@@ -364,6 +365,7 @@ def _print_receipts(listed: Sequence[ReceiptView]) -> None:
                 receipt.admitted_at,
                 receipt.state_version,
                 receipt.content_digest[:12],
+                held_to(receipt.enforced),
             )
             for receipt in listed
         ],

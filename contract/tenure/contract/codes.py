@@ -67,6 +67,11 @@ class Reason(StrEnum):
     RETRY_REQUESTED = "retry_requested"  # the handler asked for another attempt
     OUTPUT_INVALID = "output_invalid"  # the handler's output does not fit its declared model
     INPUT_INVALID = "input_invalid"
+    TIME_LIMIT = "time_limit"  # the handler ran longer than its type may
+    RESOURCE_LIMIT = "resource_limit"  # its process took more than its reservation or limits
+    PROCESS_DIED = "process_died"  # its process ended without an output
+    COMMAND_FAILED = "command_failed"  # the program ended with another exit status than 0
+    PROGRAM_CHANGED = "program_changed"  # the program is not the one that was declared
     AUTHORITY_LOST = "authority_lost"  # handed back: the executor's own clock or a receiver said so
     UNKNOWN_TYPE = "unknown_type"  # the node does not run this type
     NODE_DRAINING = "node_draining"  # not begun, or handed back at the drain limit

@@ -12,6 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tenure.contract import quantities
 from tenure.contract.ids import GENERATION_LIMIT, NODE_PATTERN, TASK_TYPE_PATTERN
+from tenure.contract.isolation import (
+    MAX_TIME_LIMIT_SECONDS,
+    Enforcement,
+    Limits,
+    OnAuthorityLoss,
+    RunsIn,
+)
 from tenure.contract.quantities import MAX_CPU_MILLIS, MAX_MEMORY_BYTES
 from tenure.contract.states import AttemptState, Effects, Match, NodeState
 
@@ -135,6 +142,19 @@ class TaskTypeDeclaration(Frozen):
         le=MAX_COST_MINOR,
         description="held of the tenant's budget by an attempt",
     )
+    runs_in: RunsIn = Field(
+        default="executor", description="process and command: in a process of its own"
+    )
+    time_limit_seconds: float | None = Field(
+        default=None, gt=0, le=MAX_TIME_LIMIT_SECONDS, description="of one attempt; null: none"
+    )
+    limits: Limits = Limits()
+    on_authority_loss: OnAuthorityLoss = Field(
+        default="cancel", description="isolate: it ends by itself, its output is kept as evidence"
+    )
+    program_digest: Digest | None = Field(
+        default=None, description="SHA-256 of the program that is started; null: no command"
+    )
     input_schema: dict[str, Any] | None = None
     output_schema: dict[str, Any] | None = None
 
@@ -228,6 +248,9 @@ class Deliver(_AboutAttempt):
 
     kind: Literal["deliver"] = "deliver"
     output: Any = None
+    enforced: Enforcement | None = Field(
+        default=None, description="null: it ran in the executor, held to nothing"
+    )
 
 
 class Fail(_AboutAttempt):

@@ -7,6 +7,7 @@ from pydantic import AwareDatetime, Field
 
 from tenure.contract.codes import Code
 from tenure.contract.ids import TASK_TYPE_PATTERN
+from tenure.contract.isolation import Enforcement
 from tenure.contract.reports import Frozen, NodeFacts, Resources
 from tenure.contract.states import AttemptState, Phase, TaskState
 
@@ -83,6 +84,9 @@ class ReceiptView(Frozen):
     generation: int
     fencing_token: int
     content_digest: str = Field(description="sha256 of the output's stored text, hex")
+    enforced: Enforcement | None = Field(
+        default=None, description="what its process was held to; null: it ran in the executor"
+    )
 
 
 class ReceiptContent(ReceiptView):

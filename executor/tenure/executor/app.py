@@ -1,16 +1,19 @@
 """The program of an executor: task types, their handlers, and the resources they share."""
 
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from pydantic import BaseModel
 
+from tenure.contract.isolation import Limits, OnAuthorityLoss
 from tenure.contract.reports import Requirements, Resources
 from tenure.contract.states import Effects, Match
 from tenure.contract.tasktype import TaskType
 from tenure.executor.declare import (
     AsyncHandler,
+    Command,
     EffectsName,
     Guards,
     HandlerDeclaration,
@@ -59,6 +62,10 @@ class Executor:
         match: Match | MatchName = Match.COMPATIBLE,
         cost_minor: int = 0,
         guards: Guards | None = None,
+        runs_in: Literal["executor", "process"] = "executor",
+        time_limit_seconds: float | None = None,
+        limits: Limits | None = None,
+        on_authority_loss: OnAuthorityLoss = "cancel",
     ) -> TaskDecorator[InputT, OutputT]:
         """Declare the handler of a task type: ``async def handler(input, context) -> output``.
 
@@ -73,6 +80,14 @@ class Executor:
 
         A plain function runs in a thread. A thread cannot be ended from outside: at the end of
         authority it is left alone behind its guards, and its slot stays taken until it returns.
+        With ``runs_in="process"`` it runs in a process of its own, one for each attempt, which is
+        killed at the end of authority and of its time limit, and is held to ``resources`` and
+        ``limits`` (LEASE-11); its ``context.resources`` is None. ``time_limit_seconds`` cancels a
+        coroutine and kills a process.
+
+        ``on_authority_loss="isolate"`` lets a handler go on when its authority is over, for work
+        that is too dear to throw away: no effect begins, and its output is kept as evidence that is
+        never the active delivery.
 
         Raises DeclarationError when the handler does not fit.
         """
@@ -83,9 +98,7 @@ class Executor:
             )
 
         def add(handler: Callable[..., Any]) -> None:
-            if task_type.name in self._handlers:
-                raise DeclarationError(f"task type {task_type.name!r} has two handlers.")
-            self._handlers[task_type.name] = declare(
+            self._add(
                 task_type,
                 handler,
                 effects=effects,
@@ -95,6 +108,10 @@ class Executor:
                 match=match,
                 cost_minor=cost_minor,
                 guards=guards,
+                runs_in=runs_in,
+                time_limit_seconds=time_limit_seconds,
+                limits=limits,
+                on_authority_loss=on_authority_loss,
             )
 
         @overload
@@ -108,6 +125,69 @@ class Executor:
             return handler
 
         return decorate
+
+    def command(
+        self,
+        task_type: TaskType[InputT, OutputT],
+        program: str,
+        *arguments: str,
+        digest: str,
+        environment: Mapping[str, str] | None = None,
+        effects: Effects | EffectsName = Effects.IDEMPOTENT,
+        max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+        resources: Resources | None = None,
+        requirements: Requirements | None = None,
+        match: Match | MatchName = Match.COMPATIBLE,
+        cost_minor: int = 0,
+        time_limit_seconds: float | None = None,
+        limits: Limits | None = None,
+        on_authority_loss: OnAuthorityLoss = "cancel",
+    ) -> None:
+        """Declare that a program does the work of a task type.
+
+        ``program`` is an absolute path, ``digest`` the SHA-256 of that file in hexadecimal, which
+        is verified before each start. The program gets the input as JSON on its standard input and
+        writes the output as JSON on its standard output; where the output model is a
+        ``CommandResult``, whatever it writes and its exit status are the output. It finds the
+        fencing token and the end of the lease in its environment, which holds nothing else of the
+        executor's but ``environment``. Everything else as with ``task`` and ``runs_in="process"``.
+
+        Raises DeclarationError for what does not fit.
+        """
+        if not program.startswith("/"):
+            raise DeclarationError(f"{program!r} is no absolute path of a program.")
+        if not re.fullmatch("[0-9a-f]{64}", digest):
+            raise DeclarationError(
+                f"digest={digest!r} is no SHA-256 in hexadecimal.",
+                next_step=f"Take what `sha256sum {program}` prints.",
+            )
+        self._add(
+            task_type,
+            self.command,
+            effects=effects,
+            max_attempts=max_attempts,
+            resources=resources,
+            requirements=requirements,
+            match=match,
+            cost_minor=cost_minor,
+            guards=None,
+            runs_in="command",
+            time_limit_seconds=time_limit_seconds,
+            limits=limits,
+            on_authority_loss=on_authority_loss,
+            command=Command(program, digest, arguments, tuple(sorted((environment or {}).items()))),
+        )
+
+    def _add(
+        self, task_type: TaskType[Any, Any], handler: Callable[..., Any], **options: Any
+    ) -> None:
+        if not isinstance(task_type, TaskType):
+            raise DeclarationError(
+                f"{_name_of(task_type)} is no task type.", next_step="Write @app.task(TYPE, …)."
+            )
+        if task_type.name in self._handlers:
+            raise DeclarationError(f"task type {task_type.name!r} has two handlers.")
+        self._handlers[task_type.name] = declare(task_type, handler, **options)
 
     def lifespan(self, function: LifespanT) -> LifespanT:
         """Declare what opens and closes the resources that handlers share.

@@ -6,14 +6,16 @@ clock that counts suspend; ``time.monotonic`` there does not.
 
 import time
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 Clock: TypeAlias = Callable[[], int]
 """Gives microseconds since some fixed instant."""
 
+NANOSECONDS_A_MICROSECOND: Final = 1000
+
 
 def _boot_time() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // NANOSECONDS_A_MICROSECOND
 
 
 class ShorterOfTwo:

@@ -18,6 +18,7 @@ from tenure.contract.quantities import (
 )
 from tenure.contract.reports import NodeFacts, Resources
 from tenure.contract.tasks import DEFAULT_PAYLOAD_LIMIT_BYTES
+from tenure.executor.isolation.place import Account, Place
 from tenure.settings.addresses import HttpUrl, ListenAddress, host_and_port
 from tenure.settings.process import BrokerSettings, LogSettings, load
 from tenure.settings.secrets import Password
@@ -87,6 +88,16 @@ class ExecutorSettings(LogSettings, BrokerSettings):
         le=366 * 86_400,
         description="how long ended rows stay: longer than any way a message may come back",
     )
+    run_as: str | None = Field(
+        default=None,
+        description="account of handlers in processes of their own; needs root; none: as the node",
+    )
+    scratch_dir: Path | None = Field(
+        default=None, description="where such processes get a folder each; none: the system's"
+    )
+    cgroup: Path | None = Field(
+        default=None, description="delegated folder of control groups (v2); none: limits by process"
+    )
     comparison_seconds: Seconds = Field(
         default=10.0, description="how often the coordinator is asked what this node should have"
     )
@@ -127,6 +138,27 @@ class ExecutorSettings(LogSettings, BrokerSettings):
                 f"{where}: a name is of letters, digits, '.', '_', '/' and '-'"
             ) from error
         return self
+
+    @model_validator(mode="after")
+    def _check_place(self) -> Self:
+        if self.run_as is not None:
+            if os.geteuid() != 0:
+                raise ValueError("run_as: only root can run processes as somebody else")
+            try:
+                Account.named(self.run_as)
+            except KeyError as error:
+                raise ValueError(f"run_as: there is no account {self.run_as!r}") from error
+        for name in ("scratch_dir", "cgroup"):
+            folder: Path | None = getattr(self, name)
+            if folder is not None and not os.access(folder, os.W_OK | os.X_OK):
+                raise ValueError(f"{name}: {folder} is no folder that can be written")
+        return self
+
+    @property
+    def place(self) -> Place:
+        """Where handlers in processes of their own run, and as whom."""
+        account = None if self.run_as is None else Account.named(self.run_as)
+        return Place(account=account, scratch=self.scratch_dir, cgroup=self.cgroup)
 
     def node_id(self, executor_name: str, incarnation: str) -> NodeId:
         """The node's name: as set, else host, program and a part of the incarnation, so that two

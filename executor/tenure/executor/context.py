@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Generic, TypeVar
 
@@ -31,6 +33,7 @@ class Context(Generic[ResourcesT]):
         self._lease = lease
         self._cancelled = threading.Event()
         self._effects = SideEffects()
+        self._to_tell: list[Callable[[], None]] = []
         self.task_type = task_type
         self.ordinal = ordinal
         self.resources = resources
@@ -119,3 +122,15 @@ class Context(Generic[ResourcesT]):
     def ask_to_end(self) -> None:
         """Called by the runtime; handlers see ``cancelled``."""
         self._cancelled.set()
+        for tell in self._to_tell:
+            tell()
+
+    @contextmanager
+    def told_to_end(self, tell: Callable[[], None]) -> Iterator[None]:
+        """Used by the runtime: within the block ``tell`` is called when the handler is asked to
+        end, on the event loop."""
+        self._to_tell.append(tell)
+        try:
+            yield
+        finally:
+            self._to_tell.remove(tell)

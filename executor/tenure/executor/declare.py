@@ -3,16 +3,28 @@
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_type_hints, overload
+from typing import (
+    Any,
+    Final,
+    Generic,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    get_type_hints,
+    overload,
+)
 
 from pydantic import BaseModel
 
+from tenure.contract.isolation import Limits, OnAuthorityLoss, RunsIn
 from tenure.contract.reports import MAX_COST_MINOR, Requirements, Resources, TaskTypeDeclaration
 from tenure.contract.states import Effects, Match
 from tenure.contract.tasktype import TaskType
 from tenure.executor.context import Context
 from tenure.executor.errors import DeclarationError
 from tenure.executor.guards import Guard
+from tenure.executor.isolation.declaring import check_isolation
 
 InputT = TypeVar("InputT", bound=BaseModel)
 OutputT = TypeVar("OutputT", bound=BaseModel)
@@ -23,6 +35,9 @@ MatchName: TypeAlias = Literal["compatible", "exact"]
 EffectsName: TypeAlias = Literal["none", "guarded", "idempotent", "unguarded"]
 Guards: TypeAlias = Callable[[Any], Sequence[Guard]]
 """From the lifespan's resources to the receivers whose fences are raised before the handler."""
+
+
+NO_LIMITS: Final = Limits()
 
 
 class TaskDecorator(Protocol, Generic[InputT, OutputT]):
@@ -36,6 +51,25 @@ class TaskDecorator(Protocol, Generic[InputT, OutputT]):
     def __call__(
         self, handler: SyncHandler[InputT, OutputT], /
     ) -> SyncHandler[InputT, OutputT]: ...
+
+
+class CommandResult(BaseModel):
+    """The output of a command whose exit status is part of the result. Texts are what it wrote, as
+    UTF-8; of its standard error the end."""
+
+    exit_status: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A program: an absolute path, the SHA-256 of the file, and what it is started with."""
+
+    program: str
+    digest: str
+    arguments: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +86,11 @@ class HandlerDeclaration:
     match: Match
     cost_minor: int
     guards: Guards | None
+    runs_in: RunsIn = "executor"
+    time_limit_seconds: float | None = None
+    limits: Limits = NO_LIMITS
+    on_authority_loss: OnAuthorityLoss = "cancel"
+    command: Command | None = None
 
     def to_wire(self) -> TaskTypeDeclaration:
         """As sent with the registration."""
@@ -63,6 +102,11 @@ class HandlerDeclaration:
             requirements=self.requirements,
             match=self.match,
             cost_minor=self.cost_minor,
+            runs_in=self.runs_in,
+            time_limit_seconds=self.time_limit_seconds,
+            limits=self.limits,
+            on_authority_loss=self.on_authority_loss,
+            program_digest=None if self.command is None else self.command.digest,
             input_schema=self.task_type.input.model_json_schema(),
             output_schema=self.task_type.output.model_json_schema(),
         )
@@ -79,6 +123,11 @@ def declare(
     match: Match | MatchName,
     cost_minor: int,
     guards: Guards | None,
+    runs_in: RunsIn = "executor",
+    time_limit_seconds: float | None = None,
+    limits: Limits | None = None,
+    on_authority_loss: OnAuthorityLoss = "cancel",
+    command: Command | None = None,
 ) -> HandlerDeclaration:
     """A checked declaration. Raises DeclarationError that says what to change."""
     where = f"the handler of task type {task_type.name!r}"
@@ -104,11 +153,17 @@ def declare(
         ) from None
     if not 0 <= cost_minor <= MAX_COST_MINOR:
         raise DeclarationError(f"cost_minor={cost_minor} of {where} is not in 0 … 10**15.")
-    _check_signature(task_type, handler, where)
+    if command is None:
+        _check_signature(task_type, handler, where)
+    is_async = _is_async(handler)
+    check_isolation(
+        task_type, handler, where, runs_in=runs_in, is_async=is_async,
+        time_limit_seconds=time_limit_seconds, limits=limits, on_authority_loss=on_authority_loss,
+    )  # fmt: skip
     return HandlerDeclaration(
         task_type=task_type,
         handler=handler,
-        is_async=_is_async(handler),
+        is_async=is_async,
         effects=declared_effects,
         max_attempts=max_attempts,
         resources=resources or Resources(),
@@ -116,6 +171,11 @@ def declare(
         match=declared_match,
         cost_minor=cost_minor,
         guards=guards,
+        runs_in=runs_in,
+        time_limit_seconds=time_limit_seconds,
+        limits=limits or NO_LIMITS,
+        on_authority_loss=on_authority_loss,
+        command=command,
     )
 
 

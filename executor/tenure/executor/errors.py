@@ -6,6 +6,7 @@ TenureError
     ├── LifespanFailed            what handlers share could not be opened
     ├── Fail                      raised by a handler: do not try again
     ├── Retry                     raised by a handler: try again, later
+    ├── RunEnded                  a handler's process was ended, or ended without an output
     ├── AuthorityError            this attempt may act no longer
     │   ├── AuthorityOver         its time is up, by this clock or by the receiver's
     │   └── StaleToken            the receiver has seen a successor's token
@@ -80,6 +81,18 @@ class Retry(ExecutorError):
         if seconds is not None and not 0 <= seconds <= MAX_RETRY_AFTER_SECONDS:
             raise ValueError(f"Retry(after={after!r}): it is 0 to {MAX_RETRY_AFTER_SECONDS} s")
         self.after_seconds = seconds
+
+
+class RunEnded(ExecutorError):
+    """A handler outlived its time limit, or its process did not come to an output (LEASE-11).
+
+    ``reason`` is one of ``Reason``; ``traceback`` is for the log.
+    """
+
+    def __init__(self, reason: Reason, message: str, *, traceback: str = "") -> None:
+        super().__init__(message, code=reason)
+        self.reason = reason
+        self.traceback = traceback
 
 
 class AuthorityError(ExecutorError):

@@ -8,7 +8,7 @@ every machine and changes with every line. Who builds images passes the image's 
 
 import platform
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +16,19 @@ from types import ModuleType
 from typing import Any
 
 from tenure.contract.reports import Executable
+from tenure.executor.app import Executor
+
+
+def executable_of_app(app: Executor, *, build_digest: str | None = None) -> Executable | None:
+    """As ``executable_of``, of everything that ``app`` declares."""
+    declared = app.handlers.values()
+    return executable_of(
+        app.name,
+        app.version,
+        [each.handler for each in declared if each.command is None],
+        commands=[repr(each.command) for each in declared if each.command is not None],
+        build_digest=build_digest,
+    )
 
 
 def executable_of(
@@ -23,11 +36,13 @@ def executable_of(
     version: str,
     handlers: Iterable[Callable[..., Any]],
     *,
+    commands: Iterable[str] = (),
     build_digest: str | None = None,
 ) -> Executable | None:
-    """The program whose handlers these are; None where no files are to be found (a session in a
-    terminal): it is unknown then, and nothing that has to match exactly is given to it."""
-    digest = build_digest or _digest_of_files(handlers)
+    """The program whose handlers and commands these are; None where no files are to be found (a
+    session in a terminal): it is unknown then, and nothing that has to match exactly is given to
+    it."""
+    digest = build_digest or _digest_of_files(handlers, sorted(commands))
     if digest is None:
         return None
     return Executable(
@@ -44,7 +59,7 @@ def inventory_digest() -> str:
     return sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _digest_of_files(handlers: Iterable[Callable[..., Any]]) -> str | None:
+def _digest_of_files(handlers: Iterable[Callable[..., Any]], commands: Sequence[str]) -> str | None:
     files: dict[str, Path] = {}
     for handler in handlers:
         module = sys.modules.get(getattr(handler, "__module__", ""))
@@ -55,7 +70,9 @@ def _digest_of_files(handlers: Iterable[Callable[..., Any]]) -> str | None:
     digest = sha256()
     for name, path in sorted(files.items()):
         digest.update(f"{name}\0{sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return digest.hexdigest() if files else None
+    for command in commands:
+        digest.update(f"{command}\n".encode())
+    return digest.hexdigest() if files or commands else None
 
 
 def _files_of(module: ModuleType) -> dict[str, Path]:

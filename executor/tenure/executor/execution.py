@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from tenure.contract.isolation import Enforcement
 from tenure.executor.context import Context
 from tenure.executor.core.intake import Assignment
 from tenure.executor.declare import HandlerDeclaration
@@ -33,9 +34,15 @@ class Execution:
     input: BaseModel | None = None
     output: object = None
     handler: asyncio.Task[object] | None = None
+    kept_aside: bool = False  # it goes on without authority; its output will be evidence only
+    enforced: Enforcement | None = None
     seen_token: int | None = None  # of a successor, as a receiver has seen it
     stop: Stop | None = None
     stop_asked_at: float = field(default=0.0)
+
+    def note_enforced(self, enforced: Enforcement) -> None:
+        """What its process is held to; told by the sandbox as soon as it runs."""
+        self.enforced = enforced
 
     def ask_to_stop(self, stop: Stop, now: float) -> None:
         """End the handler, or do not begin it. The first reason counts. ``now`` is the loop's."""

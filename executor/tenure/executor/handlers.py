@@ -1,26 +1,32 @@
-"""Calling user code: coroutines on the event loop, plain functions in a thread each."""
+"""Calling user code: coroutines on the event loop, plain functions in a thread each.
+
+What runs in a process of its own is called by ``isolation.sandbox``.
+"""
 
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
+from tenure.contract.codes import Reason
 from tenure.executor.context import Context
 from tenure.executor.declare import HandlerDeclaration
+from tenure.executor.errors import RunEnded
 
 
 async def call(declaration: HandlerDeclaration, input: object, context: Context[Any]) -> object:
     """Run the handler and give back what it returns. Raises what it raises.
 
     A cancelled coroutine ends at its next await. A thread cannot be ended: it is told by
-    ``context.cancelled`` and waited for, however long it takes.
+    ``context.cancelled`` and waited for, however long it takes. Raises RunEnded for a coroutine
+    that was cancelled at its time limit.
     """
     try:
         if declaration.is_async:
-            return await declaration.handler(input, context)
+            return await _limited(declaration, declaration.handler(input, context))
         return await _in_thread(lambda: declaration.handler(input, context))
     except SystemExit as error:
         raise RuntimeError(f"the handler called sys.exit({error.code!r})") from error
@@ -33,6 +39,18 @@ def within_handler(found: TracebackType | None) -> TracebackType | None:
     while found is not None and found.tb_frame.f_code.co_filename == __file__:
         found = found.tb_next
     return found
+
+
+async def _limited(declaration: HandlerDeclaration, coroutine: Awaitable[object]) -> object:
+    limit = asyncio.timeout(declaration.time_limit_seconds)
+    try:
+        async with limit:
+            return await coroutine
+    except TimeoutError as error:
+        if not limit.expired():
+            raise  # the handler's own
+        message = f"it ran longer than {declaration.time_limit_seconds:g} s"
+        raise RunEnded(Reason.TIME_LIMIT, message) from error
 
 
 async def _in_thread(function: Callable[[], object]) -> object:

@@ -1,6 +1,8 @@
 """The live authority of one attempt: handler, watchdog and the renewals' thread share it."""
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 
 from tenure.contract.ids import AttemptId, FencingToken, TaskId
@@ -37,6 +39,7 @@ class Lease:
         self._clock = clock
         self._lock = threading.Lock()
         self._expires_at = expires_at
+        self._followers: list[Callable[[Lease], None]] = []
         self._authority = rules.granted(
             sent_at=sent_at,
             remaining=_microseconds(remaining_seconds),
@@ -63,11 +66,26 @@ class Lease:
                 tolerance=_microseconds(self.tolerance_seconds),
             )
             self._expires_at = max(self._expires_at, expires_at)
+            self._tell()
 
     def end(self, why: str) -> None:
         """The authority is gone: refused, or given up."""
         with self._lock:
             self._authority = rules.ended(self._authority, why)
+            self._tell()
+
+    @contextmanager
+    def followed(self, follower: Callable[["Lease"], None]) -> Iterator[None]:
+        """Within the block ``follower`` is called with every change, in the thread that makes it
+        and before anybody else learns of it; and once at the begin."""
+        with self._lock:
+            self._followers.append(follower)
+            follower(self)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._followers.remove(follower)
 
     def may_act(self) -> bool:
         """Whether a new step may begin now (LEASE-09)."""
@@ -76,6 +94,10 @@ class Lease:
     def remaining_seconds(self) -> float:
         """Seconds of authority left by this clock, less the tolerance; 0 when it is over."""
         return rules.remaining(self._authority, self._clock()) / MICROSECONDS
+
+    def _tell(self) -> None:
+        for follower in self._followers:
+            follower(self)
 
 
 def _microseconds(seconds: float) -> int:

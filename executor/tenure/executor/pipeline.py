@@ -43,11 +43,13 @@ from tenure.executor.errors import (
     Fail,
     GuardUnavailable,
     Retry,
+    RunEnded,
     StaleToken,
 )
 from tenure.executor.execution import Execution, Stop
 from tenure.executor.guards import Guard
 from tenure.executor.handlers import call, within_handler
+from tenure.executor.isolation.sandbox import Sandbox
 from tenure.executor.lease import Lease
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.executor.patience import jitter_seconds
@@ -98,11 +100,14 @@ class Pipeline:
         output_limit_bytes: int,
         metrics: ExecutorMetrics,
         authority_changed: Callable[[], None],
+        sandbox: Sandbox | None = None,
         present_token: Callable[[TaskId, int], Awaitable[None]] = _to_nobody,
         faults: FaultPoints = NO_FAULTS,
     ) -> None:
-        """``present_token``: tell what a receiver has seen for a task. Never raises."""
+        """``sandbox``: for what runs in processes of its own, where something does.
+        ``present_token``: tell what a receiver has seen for a task. Never raises."""
         self._present_token = present_token
+        self._sandbox = sandbox
         self._reports = reports
         self._renewals = renewals
         self._resources = resources
@@ -251,9 +256,7 @@ class Pipeline:
     async def _handle(self, execution: Execution) -> Ending | None:
         """Give the handler control, until it ends or was asked to and ended."""
         context = _present(execution.context)
-        execution.handler = asyncio.create_task(
-            call(execution.declaration, _present(execution.input), context)
-        )
+        execution.handler = asyncio.create_task(self._called(execution, context))
         with self._metrics.handler_seconds.labels(task_type=execution.assignment.task_type).time():
             await _ended(execution.handler)
         if execution.handler.cancelled():
@@ -267,6 +270,14 @@ class Pipeline:
         if execution.output is None and execution.stop is not None:
             return self._stopped(execution)  # a thread that looked, and went home
         return None
+
+    async def _called(self, execution: Execution, context: Context[Any]) -> object:
+        declaration, input = execution.declaration, _present(execution.input)
+        if declaration.runs_in == "executor":
+            return await call(declaration, input, context)
+        return await _present(self._sandbox).run(
+            declaration, input, context, _present(execution.lease), execution.note_enforced
+        )
 
     def _delivery(self, execution: Execution) -> Ending:
         """The output as a report, when it is what was declared."""
@@ -287,7 +298,8 @@ class Pipeline:
             return self._failed(execution, Reason.OUTPUT_INVALID, str(error))
         except Exception as error:  # noqa: BLE001 - a validator of the user's raised what it likes
             return self._handler_failed(execution, error)
-        return Ending("delivered", Deliver(**_about(execution.assignment), output=value))
+        report = Deliver(**_about(execution.assignment), output=value, enforced=execution.enforced)
+        return Ending("delivered", report)
 
     # Endings --------------------------------------------------------------------------------------
 
@@ -312,6 +324,12 @@ class Pipeline:
             return self._failed(execution, reason, error.message, after_seconds=error.after_seconds)
         if isinstance(error, AuthorityError):
             return self._authority_lost(execution, error)
+        if isinstance(error, RunEnded):
+            log.warning(
+                "handler failed", reason=error.reason, error=error.message,
+                exception=error.traceback or None,
+            )  # fmt: skip
+            return self._failed(execution, error.reason, error.message)
         return self._handler_failed(execution, error)
 
     def _authority_lost(self, execution: Execution, error: AuthorityError) -> Ending:

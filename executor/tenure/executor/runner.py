@@ -18,9 +18,10 @@ from tenure.executor.app import Executor
 from tenure.executor.clock import counts_suspend, system_clock
 from tenure.executor.config import ExecutorSettings
 from tenure.executor.errors import DeclarationError, LifespanFailed, NodeGone
-from tenure.executor.executable import executable_of
+from tenure.executor.executable import executable_of_app
 from tenure.executor.http import Coordinator
 from tenure.executor.inbox import Inbox, inbox_path
+from tenure.executor.isolation.sandbox import Sandbox
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.executor.patience import Condition
 from tenure.executor.session import Ended, Session, Stopping, Surroundings
@@ -82,12 +83,8 @@ async def run_until(
             settings=settings,
             handlers=app.handlers,
             software=f"{app.name} {app.version}",
-            executable=executable_of(
-                app.name,
-                app.version,
-                [each.handler for each in app.handlers.values()],
-                build_digest=settings.build_digest,
-            ),
+            executable=executable_of_app(app, build_digest=settings.build_digest),
+            sandbox=Sandbox(settings.place, output_limit_bytes=settings.output_limit_bytes),
             resources=resources,
             coordinator=coordinator,
             inbox=inbox,

@@ -37,6 +37,7 @@ from tenure.executor.errors import (
 from tenure.executor.execution import Stop
 from tenure.executor.http import Coordinator, RenewingCoordinator
 from tenure.executor.inbox import Inbox
+from tenure.executor.isolation.sandbox import Sandbox
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.executor.patience import Condition, jitter_seconds, retrying
 from tenure.executor.pipeline import Pipeline
@@ -71,6 +72,7 @@ class Surroundings:
     software: str
     executable: Executable | None
     resources: object
+    sandbox: Sandbox
     coordinator: Coordinator
     inbox: Inbox
     clock: Clock
@@ -236,6 +238,7 @@ class Session:
                 output_limit_bytes=settings.output_limit_bytes,
                 metrics=around.metrics,
                 authority_changed=work.look_again,
+                sandbox=around.sandbox,
                 present_token=around.coordinator.present_token,
                 faults=around.faults,
             )

@@ -154,9 +154,25 @@ class Work:
                     self._nudge(execution, now)
             elif lease.may_act():
                 pause = min(pause, lease.remaining_seconds())
+            elif execution.declaration.on_authority_loss == "isolate":
+                self._keep_aside(execution)
             else:
                 execution.ask_to_stop(Stop.AUTHORITY, now)
         return max(0.001, pause)
+
+    def _keep_aside(self, execution: Execution) -> None:
+        """It goes on without authority: whatever it makes is evidence (LEASE-09)."""
+        if not execution.kept_aside:
+            execution.kept_aside = True
+            assignment = execution.assignment
+            log.warning(
+                "lease_lost",
+                attempt_id=assignment.attempt_id,
+                task_type=assignment.task_type,
+                fencing_token=assignment.fencing_token,
+                why="its output is kept aside",
+            )
+            self._metrics.lease_lost.labels(task_type=assignment.task_type).inc()
 
     def _nudge(self, execution: Execution, now: float) -> None:
         log.warning(

@@ -37,7 +37,7 @@ PROCESSES: Final[dict[str, frozenset[str]]] = {
             *_LOGS, "broker_url", "broker_ca_file", "url", "token", "state_dir", "node", "slots",
             "cpu", "memory", "pool", "location", "zone", "networks", "labels", "build_digest",
             "executor_listen", "drain_seconds", "output_limit_bytes",
-            "inbox_retention_seconds", "comparison_seconds",
+            "inbox_retention_seconds", "comparison_seconds", "run_as", "scratch_dir", "cgroup",
         )
     ),
     "migrate": frozenset(
@@ -54,7 +54,7 @@ SECRETS: Final = frozenset(
 )
 """Settings that may also come from a file of their own: ``TENURE_TOKEN_FILE``, ``token_file``."""
 
-PATHS: Final = frozenset({"broker_ca_file", "state_dir"})
+PATHS: Final = frozenset({"broker_ca_file", "state_dir", "scratch_dir", "cgroup"})
 
 VARIABLES_ONLY: Final = frozenset({"config", "pg_bin", "rabbitmq_server"})
 """What has a variable and no place in a configuration file."""

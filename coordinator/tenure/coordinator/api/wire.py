@@ -100,7 +100,10 @@ def report(
         case Deliver():
             text = encode_json(request.output, limit_bytes=payload_limit_bytes, what="output")
             return commands.Deliver(
-                **common, output_text=text, content_digest=sha256(text.encode()).digest()
+                **common,
+                output_text=text,
+                content_digest=sha256(text.encode()).digest(),
+                enforced_text=_enforced(request),
             )
         case Fail():
             check_value([request.reason, request.message], "reason or message")
@@ -120,6 +123,13 @@ def report(
             return commands.Reject(**common, reason=request.reason, message=request.message)
         case _:
             return _REPORT_COMMANDS[type(request)](**common)
+
+
+def _enforced(request: Deliver) -> str | None:
+    if request.enforced is None:
+        return None
+    check_value(request.enforced.model_dump(mode="json"), "enforced")
+    return request.enforced.model_dump_json()
 
 
 def renewal(

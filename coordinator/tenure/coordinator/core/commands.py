@@ -158,10 +158,12 @@ class Take(AttemptCommand):
 
 @dataclass(frozen=True, slots=True)
 class Deliver(AttemptCommand):
-    """Output. ``content_digest``: sha256 of ``output_text``. The receipt id is the report id."""
+    """Output. ``content_digest``: sha256 of ``output_text``. The receipt id is the report
+    id. What was enforced is no part of the content."""
 
     output_text: str
     content_digest: bytes
+    enforced_text: str | None = None  # what its process was held to, JSON
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,6 +152,7 @@ class ReceiptRecorded:
     fencing_token: FencingToken
     content_digest: bytes
     output_text: str
+    enforced_text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,4 +155,5 @@ def _receipt(command: Deliver, task: TaskRow, code: Code | None) -> ReceiptRecor
         fencing_token=command.fencing_token,
         content_digest=command.content_digest,
         output_text=command.output_text,
+        enforced_text=command.enforced_text,
     )

@@ -300,6 +300,7 @@ class _Batch:
                 item, write.receipt_id, write.tenant, write.task_id, write.attempt_id,
                 write.node_id, write.incarnation, write.code, write.state_version,
                 write.generation, write.fencing_token, write.content_digest, write.output_text,
+                write.enforced_text,
             )
         )  # fmt: skip
 

@@ -215,6 +215,7 @@ create table receipts (
     fencing_token bigint not null,
     content_digest bytea not null,
     output json not null,
+    enforced json,                          -- what its process was held to; null: nothing
     constraint refusals_have_a_code check (admitted = (code is null))
 );
 create unique index receipts_one_active on receipts (attempt_id) where admitted;

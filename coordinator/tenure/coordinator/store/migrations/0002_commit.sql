@@ -73,7 +73,7 @@ create type lease_renewal as (item integer, attempt_id uuid, renewed_by text);
 create type receipt_insert as (
     item integer, receipt_id uuid, tenant text, task_id uuid, attempt_id uuid, node_id text,
     incarnation uuid, code text, state_version bigint, generation bigint, fencing_token bigint,
-    content_digest bytea, output json
+    content_digest bytea, output json, enforced json
 );
 create type incarnation_insert as (
     item integer, incarnation uuid, tenant text, node_id text, queue text, software text,
@@ -514,10 +514,10 @@ begin
     if cardinality(p_receipts) > 0 then
         insert into receipts (receipt_id, tenant, task_id, attempt_id, node_id, incarnation,
             admitted, code, admitted_at, state_version, generation, fencing_token, content_digest,
-            output)
+            output, enforced)
         select w.receipt_id, w.tenant, w.task_id, w.attempt_id, w.node_id, w.incarnation,
             w.code is null, w.code, decided[w.item], w.state_version, w.generation, w.fencing_token,
-            w.content_digest, w.output
+            w.content_digest, w.output, w.enforced
         from unnest(p_receipts) w where outcomes[w.item] = 0;
     end if;
 

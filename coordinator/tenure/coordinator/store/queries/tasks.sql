@@ -36,7 +36,8 @@ select
         from (
             select
                 receipt_id, attempt_id, node_id, admitted, code, admitted_at, state_version,
-                generation, fencing_token, encode(content_digest, 'hex') as content_digest
+                generation, fencing_token, encode(content_digest, 'hex') as content_digest,
+                enforced
             from tenure.receipts
             where task_id = t.task_id
         ) d
@@ -60,7 +61,8 @@ select t.task_id, (
     from (
         select
             receipt_id, attempt_id, node_id, admitted, code, admitted_at, state_version,
-            generation, fencing_token, encode(content_digest, 'hex') as content_digest, output
+            generation, fencing_token, encode(content_digest, 'hex') as content_digest, enforced,
+            output
         from tenure.receipts
         where task_id = t.task_id
     ) d

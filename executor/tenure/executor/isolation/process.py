@@ -1,0 +1,208 @@
+"""One process of a workload: started inside its limits, ended as a group, its folder removed."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from tenure.contract.codes import Reason
+from tenure.contract.isolation import Enforcement
+from tenure.executor.declare import HandlerDeclaration
+from tenure.executor.errors import RunEnded
+from tenure.executor.isolation import launch
+from tenure.executor.isolation.cgroup import Cgroup
+from tenure.executor.isolation.deadlines import Deadlines
+from tenure.executor.isolation.place import Place
+
+GRACE_SECONDS: Final = 2.0
+"""Between the request to end and the kill, while the attempt still has authority."""
+PATH: Final = "/usr/local/bin:/usr/bin:/bin"
+
+log = structlog.get_logger("tenure.executor")
+
+
+@dataclass(slots=True)
+class Child:
+    """A started process. ``enforced`` is complete once ``began`` was awaited."""
+
+    process: asyncio.subprocess.Process
+    enforced: Enforcement
+    cgroup: Cgroup | None
+    overran: Callable[[], bool]
+
+    def ended(self, enforced: Enforcement) -> RunEnded:
+        """What its end without an output means."""
+        code = self.process.returncode
+        if self.overran():
+            return RunEnded(Reason.TIME_LIMIT, f"it ran longer than {enforced.wall_seconds:g} s")
+        if code == -signal.SIGXCPU:
+            message = f"it used more than {enforced.cpu_seconds} s of processor time"
+            return RunEnded(Reason.RESOURCE_LIMIT, message)
+        if code == -signal.SIGXFSZ:
+            return RunEnded(Reason.RESOURCE_LIMIT, "it wrote more into a file than it may")
+        if self.cgroup is not None and self.cgroup.ran_out_of_memory():
+            return RunEnded(Reason.RESOURCE_LIMIT, "it needed more memory than its reservation")
+        if code is not None and code < 0:
+            with suppress(ValueError):
+                name = signal.Signals(-code).name
+                return RunEnded(Reason.PROCESS_DIED, f"its process was ended by {name}")
+        return RunEnded(Reason.PROCESS_DIED, f"its process ended with exit status {code}")
+
+
+@asynccontextmanager
+async def running(
+    declaration: HandlerDeclaration,
+    place: Place,
+    deadlines: Deadlines,
+    *,
+    name: str,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    may_act: Callable[[], bool],
+    keep: Sequence[int] = (),
+    **streams: Any,
+) -> AsyncIterator[Child]:
+    """The process of an attempt, for the length of the block; nothing of its group is left after.
+
+    ``name`` is unique; ``keep``: descriptors that it inherits; ``streams`` as of asyncio. Raises
+    RunEnded when it is not started.
+    """
+    command = declaration.command
+    folder = await asyncio.to_thread(_make_folder, place)
+    cgroup: Cgroup | None = None
+    notes: list[str] = []
+    try:
+        if place.cgroup is not None:
+            try:
+                cgroup = Cgroup.make(place.cgroup, name, declaration.resources)
+            except OSError as error:
+                notes.append(f"cgroup: {error.strerror}")
+        status, told = os.pipe()
+        with os.fdopen(status, "rb", buffering=0) as status_file:
+            try:
+                spec = {
+                    "status": told,
+                    "argv": [*argv],
+                    "digest": None if command is None else command.digest,
+                    "cgroup": None if cgroup is None else str(cgroup.folder),
+                    "limits": _limits(declaration),
+                    "network": declaration.limits.network,
+                    "user": None
+                    if place.account is None
+                    else {
+                        "name": place.account.name,
+                        "uid": place.account.uid,
+                        "gid": place.account.gid,
+                    },
+                    "parent": os.getpid(),
+                }
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-I", "-S", launch.__file__, json.dumps(spec),
+                    cwd=folder,
+                    env={
+                        "PATH": PATH, "LANG": "C.UTF-8", "HOME": folder, "TMPDIR": folder,
+                        **environment,
+                    },
+                    pass_fds=(told, *keep),
+                    start_new_session=True,
+                    **streams,
+                )  # fmt: skip
+            finally:
+                os.close(told)
+            watched = deadlines.watch(
+                process.pid,
+                may_act=None if declaration.on_authority_loss == "isolate" else may_act,
+                seconds=declaration.time_limit_seconds,
+            )
+            try:
+                enforced = await _began(status_file, declaration, cgroup, notes)
+                yield Child(process, enforced, cgroup, watched.overran)
+            finally:
+                await _uninterrupted(_end(process, cgroup, gently=may_act()))
+                deadlines.forget(watched)
+    finally:
+        if cgroup is not None:
+            cgroup.remove()
+        await _uninterrupted(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
+
+
+def _make_folder(place: Place) -> str:
+    folder = tempfile.mkdtemp(prefix="tenure-", dir=place.scratch)
+    if place.account is not None:
+        os.chown(folder, place.account.uid, place.account.gid)
+    return folder
+
+
+def _limits(declaration: HandlerDeclaration) -> dict[str, int]:
+    """The limits of its processes: the reservation, and what was declared besides. Processor time
+    is what the reserved cores can give within the time limit."""
+    resources, seconds = declaration.resources, declaration.time_limit_seconds
+    cpu_seconds: int | None = None
+    if resources.cpu_millis and seconds:
+        cpu_seconds = max(1, -int(-resources.cpu_millis * seconds // 1000))
+    wanted = {
+        "memory_bytes": resources.memory_bytes or None,
+        "cpu_seconds": cpu_seconds,
+        "open_files": declaration.limits.open_files,
+        "file_bytes": declaration.limits.file_bytes,
+    }
+    return {name: value for name, value in wanted.items() if value is not None}
+
+
+async def _began(
+    status: Any, declaration: HandlerDeclaration, cgroup: Cgroup | None, notes: list[str]
+) -> Enforcement:
+    """What was enforced, once the program runs. Raises RunEnded where it does not."""
+    said: dict[str, Any] = {}
+    for line in (await asyncio.to_thread(status.readall)).splitlines():
+        said |= json.loads(line)
+    if "code" in said:
+        raise RunEnded(Reason(said["code"]), said["message"])
+    if "enforced" not in said:
+        raise RunEnded(Reason.PROCESS_DIED, "its process ended before it began")
+    enforced = said["enforced"]
+    for note in (notes := notes + enforced.pop("not_enforced")):
+        log.warning("a limit is not enforced", limit=note, task_type=declaration.task_type.name)
+    return Enforcement(
+        runs_in="process" if declaration.command is None else "command",
+        wall_seconds=declaration.time_limit_seconds,
+        cgroup=cgroup is not None,
+        not_enforced=tuple(note[:300] for note in notes),
+        **enforced,
+    )
+
+
+async def _end(process: asyncio.subprocess.Process, cgroup: Cgroup | None, *, gently: bool) -> None:
+    """End the whole group: by request first where there is time for it."""
+    if process.returncode is None and gently:
+        _signal(process.pid, signal.SIGTERM)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_SECONDS):
+                await process.wait()
+    _signal(process.pid, signal.SIGKILL)  # also what it has left behind in its group
+    if cgroup is not None:
+        cgroup.kill()
+    await process.wait()
+
+
+def _signal(group: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+async def _uninterrupted(work: Coroutine[Any, Any, Any]) -> None:
+    """Wait for it to the end, however often this task is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({task})
+    task.result()

@@ -1,0 +1,258 @@
+"""Runs handlers and commands in processes of their own.
+
+A handler's process is asked by one line of JSON and answers by one; a command gets the input on its
+standard input and gives the output on its standard output. Both end with their attempt, whatever
+they do: see ``process``.
+"""
+
+import asyncio
+import contextlib
+import json
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+from pydantic import BaseModel
+from pydantic_core import from_json, to_json
+
+from tenure.contract.codes import Reason
+from tenure.contract.isolation import Enforcement
+from tenure.executor.context import Context
+from tenure.executor.declare import CommandResult, HandlerDeclaration
+from tenure.executor.errors import AuthorityOver, Fail, Retry, RunEnded
+from tenure.executor.isolation.deadlines import Deadlines
+from tenure.executor.isolation.place import Place
+from tenure.executor.isolation.process import Child, running
+from tenure.executor.isolation.shared import Cell
+from tenure.executor.lease import Lease
+
+SAID_CHARACTERS: Final = 1500
+"""Of what a command said on its standard error, kept with the failure."""
+_SLACK_BYTES: Final = 65_536
+
+Record = Callable[[Enforcement], None]
+
+
+class Sandbox:
+    """One for the process."""
+
+    def __init__(self, place: Place, *, output_limit_bytes: int) -> None:
+        self._place = place
+        self._output_limit_bytes = output_limit_bytes
+        self._deadlines = Deadlines()
+
+    async def run(
+        self, declaration: HandlerDeclaration, input: BaseModel, context: Context[Any],
+        lease: Lease, record: Record,
+    ) -> object:  # fmt: skip
+        """The output. ``record`` is told what was enforced, as soon as it is.
+
+        Raises what the handler raised, RunEnded, and AuthorityOver.
+        """
+        try:
+            if declaration.command is not None:
+                return await self._command(declaration, input, context, lease, record)
+            return await self._handler(declaration, input, context, lease, record)
+        except RunEnded:
+            if declaration.on_authority_loss == "cancel":
+                context.check_authority()  # it was ended for that, where it is over
+            raise
+
+    async def _handler(
+        self, declaration: HandlerDeclaration, input: BaseModel, context: Context[Any],
+        lease: Lease, record: Record,
+    ) -> object:  # fmt: skip
+        ours, theirs = socket.socketpair()
+        cell = Cell.new()
+        with (
+            contextlib.closing(cell),
+            contextlib.closing(theirs),
+            lease.followed(lambda changed: _copy(changed, cell)),
+            context.told_to_end(cell.ask_to_stop),
+        ):
+            reader, writer = await asyncio.open_connection(
+                sock=ours, limit=self._output_limit_bytes + _SLACK_BYTES
+            )
+            try:
+                async with running(
+                    declaration,
+                    self._place,
+                    self._deadlines,
+                    name=context.attempt_id,
+                    argv=(sys.executable, "-m", "tenure.executor.isolation.child"),
+                    environment={
+                        "PYTHONPATH": ":".join(each for each in sys.path if each),
+                        "PYTHONDONTWRITEBYTECODE": "1",
+                        "TENURE_CHANNEL": f"{theirs.fileno()},{cell.descriptor}",
+                    },
+                    may_act=lease.may_act,
+                    keep=(theirs.fileno(), cell.descriptor),
+                    stdin=asyncio.subprocess.DEVNULL,
+                ) as child:
+                    theirs.close()
+                    record(child.enforced)
+                    line = b""
+                    try:
+                        writer.write(_request(declaration, input, context, lease) + b"\n")
+                        line = await reader.readline()
+                    except ConnectionError:
+                        pass  # it has ended
+                    except ValueError as error:
+                        raise RunEnded(
+                            Reason.OUTPUT_INVALID,
+                            f"the output is longer than {self._output_limit_bytes} bytes",
+                        ) from error
+                    if not line:
+                        await child.process.wait()
+                        raise child.ended(child.enforced)
+                    return _answer(declaration, line)
+            finally:
+                writer.close()
+
+    async def _command(
+        self, declaration: HandlerDeclaration, input: BaseModel, context: Context[Any],
+        lease: Lease, record: Record,
+    ) -> object:  # fmt: skip
+        command = declaration.command
+        assert command is not None
+        async with running(
+            declaration,
+            self._place,
+            self._deadlines,
+            name=context.attempt_id,
+            argv=(command.program, *command.arguments),
+            environment={**_said_to_commands(context), **dict(command.environment)},
+            may_act=lease.may_act,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=_SLACK_BYTES,
+        ) as child:
+            record(child.enforced)
+            output, errors, _ = await asyncio.gather(
+                _read(child.process.stdout, self._output_limit_bytes),
+                _read_end(child.process.stderr),
+                _feed(child.process.stdin, to_json(input)),
+            )
+            await child.process.wait()
+            return self._result(declaration, child, output, errors)
+
+    def _result(
+        self, declaration: HandlerDeclaration, child: Child, output: bytes, errors: bytes
+    ) -> object:
+        said = errors.decode("utf-8", "replace")
+        last_words = f": {said.strip()[-SAID_CHARACTERS:]}" if said.strip() else ""
+        code = child.process.returncode
+        if code is None or code < 0 or child.overran():
+            ended = child.ended(child.enforced)
+            raise RunEnded(ended.reason, f"{ended.message}{last_words}")
+        declared = declaration.task_type.output
+        if issubclass(declared, CommandResult):
+            text = output.decode("utf-8", "replace")
+            return declared(exit_status=code, stdout=text, stderr=said)
+        if code != 0:
+            message = f"the program ended with exit status {code}{last_words}"
+            raise RunEnded(Reason.COMMAND_FAILED, message)
+        try:
+            return declared.model_validate(from_json(output))
+        except ValueError as error:
+            raise RunEnded(
+                Reason.OUTPUT_INVALID, f"what it wrote is no {declared.__name__}: {error}"
+            ) from error
+
+
+def _copy(lease: Lease, cell: Cell) -> None:
+    cell.write(
+        remaining_seconds=lease.remaining_seconds(),
+        expires_at=lease.expires_at,
+        ended=lease.ended is not None,
+    )
+
+
+def _request(
+    declaration: HandlerDeclaration, input: BaseModel, context: Context[Any], lease: Lease
+) -> bytes:
+    task_type = declaration.task_type
+    return to_json(
+        {
+            "handler": reference(declaration.handler),
+            "input_type": reference(task_type.input),
+            "input": input,
+            "task_type": task_type.name,
+            "task_id": context.task_id,
+            "attempt_id": context.attempt_id,
+            "fencing_token": context.fencing_token,
+            "tolerance_seconds": lease.tolerance_seconds,
+            "ordinal": context.ordinal,
+        }
+    )
+
+
+def reference(what: Any) -> str:
+    """How another process finds it."""
+    return f"{what.__module__}:{what.__qualname__}"
+
+
+def _answer(declaration: HandlerDeclaration, line: bytes) -> object:
+    said: dict[str, Any] = json.loads(line)
+    match said.pop("kind"):
+        case "output":
+            try:
+                return declaration.task_type.output.model_validate_json(to_json(said["output"]))
+            except ValueError as error:
+                raise RunEnded(
+                    Reason.OUTPUT_INVALID, f"the output does not fit: {error}"
+                ) from error
+        case "fail":
+            raise Fail(said["reason"], said["message"])
+        case "retry":
+            raise Retry(said["message"], after=said["after_seconds"])
+        case "stopped":
+            return None  # it looked, and went home
+        case "authority_over":
+            raise AuthorityOver(said["message"])
+        case _:
+            raise RunEnded(Reason(said["reason"]), said["message"], traceback=said["traceback"])
+
+
+def _said_to_commands(context: Context[Any]) -> dict[str, str]:
+    """Token and deadline, for programs that pass them on to what they write to."""
+    said = {
+        "TENURE_TASK_ID": context.task_id,
+        "TENURE_ATTEMPT_ID": context.attempt_id,
+        "TENURE_FENCING_TOKEN": str(context.fencing_token),
+        "TENURE_IDEMPOTENCY_KEY": context.idempotency_key,
+        "TENURE_LEASE_EXPIRES_AT": context.expires_at.isoformat(),
+    }
+    return said if context.ordinal is None else {**said, "TENURE_ATTEMPT": str(context.ordinal)}
+
+
+async def _read(stream: asyncio.StreamReader | None, limit: int) -> bytes:
+    assert stream is not None
+    parts: list[bytes] = []
+    size = 0
+    while part := await stream.read(_SLACK_BYTES):
+        size += len(part)
+        if size > limit:
+            raise RunEnded(Reason.OUTPUT_INVALID, f"it wrote more than {limit} bytes of output")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _read_end(stream: asyncio.StreamReader | None) -> bytes:
+    """All of it is taken, and the end kept: a program that complains must not block."""
+    assert stream is not None
+    kept = b""
+    while part := await stream.read(_SLACK_BYTES):
+        kept = (kept + part)[-_SLACK_BYTES:]
+    return kept
+
+
+async def _feed(stream: asyncio.StreamWriter | None, text: bytes) -> None:
+    assert stream is not None
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it reads what it likes
+        stream.write(text)
+        await stream.drain()
+        stream.close()
+        await stream.wait_closed()

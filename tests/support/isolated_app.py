@@ -1,0 +1,109 @@
+"""Handlers that run in processes of their own: another process imports this module for them."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from tenure.executor import Context, Fail, Retry
+
+
+class Job(BaseModel):
+    do: str
+    path: str = ""
+
+
+class Done(BaseModel):
+    said: str = ""
+    number: int = 0
+
+
+def work(input: Job, context: Context[Any]) -> Done:
+    """Does what it is told."""
+    found: Done = globals()[f"do_{input.do}"](input, context)
+    return found
+
+
+def do_add(input: Job, context: Context[Any]) -> Done:
+    return Done(said=f"{context.task_id} {context.attempt_id}", number=context.fencing_token)
+
+
+def do_place(input: Job, context: Context[Any]) -> Done:
+    kept = {name for name in os.environ if name.startswith("TENURE")}
+    return Done(said=f"{os.getcwd()} {sorted(kept)}", number=os.getuid())
+
+
+def do_fail(input: Job, context: Context[Any]) -> Done:
+    raise Fail("no_such_thing", "never")
+
+
+def do_retry(input: Job, context: Context[Any]) -> Done:
+    raise Retry("not yet", after=3)
+
+
+def do_raise(input: Job, context: Context[Any]) -> Done:
+    raise KeyError("nothing here")
+
+
+def do_exit(input: Job, context: Context[Any]) -> Done:
+    os._exit(3)
+
+
+def do_forever(input: Job, context: Context[Any]) -> Done:
+    """Never looks, and has a child of its own that does not end either."""
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(input.path).write_text(f"{os.getpid()} {other.pid}")
+    while True:
+        time.sleep(0.01)
+
+
+def do_spin(input: Job, context: Context[Any]) -> Done:
+    while True:
+        pass
+
+
+def do_until_told(input: Job, context: Context[Any]) -> Done:
+    Path(input.path).write_text(str(os.getpid()))
+    context.wait_cancelled(600)
+    context.end_if_cancelled()
+    return Done()
+
+
+def do_act(input: Job, context: Context[Any]) -> Done:
+    """Acts for as long as it may."""
+    Path(input.path).write_text(str(os.getpid()))
+    while context.remaining_authority_seconds() > 0:
+        time.sleep(0.005)
+    context.check_authority()
+    return Done()
+
+
+def do_swallow(input: Job, context: Context[Any]) -> Done:
+    return Done(number=len(bytearray(1 << 30)))
+
+
+def do_write(input: Job, context: Context[Any]) -> Done:
+    Path("much").write_bytes(bytes(1 << 20))
+    return Done()
+
+
+def do_open(input: Job, context: Context[Any]) -> Done:
+    kept = [os.open(os.devnull, os.O_RDONLY) for _ in range(100)]
+    return Done(number=len(kept))
+
+
+def do_call_out(input: Job, context: Context[Any]) -> Done:
+    try:
+        socket.create_connection(("127.0.0.1", int(input.path)), timeout=5).close()
+    except OSError as error:
+        return Done(said=str(error.errno), number=0)
+    return Done(said="reached", number=1)
+
+
+def do_talk(input: Job, context: Context[Any]) -> Done:
+    return Done(said="x" * 100_000)
