@@ -391,9 +391,17 @@ async def test_the_outbox_shows_what_is_not_published(
     assert status["oldest_unpublished_seconds"] > 0
     assert len(status["shards"]) == 64
     assert {shard["owner"] for shard in status["shards"]} == {None}
+    behind = [shard for shard in status["shards"] if shard["lag_rows"]]
+    assert behind
+    assert all((shard["lag_seconds"] > 0) == (shard in behind) for shard in status["shards"])
+    assert status["needed_from"] == await owner.fetchval("select min(position) from tenure.log")
+    assert [one["first_position"] for one in status["partitions"]] == [0, 10**7, 2 * 10**7]
+    assert (status["bytes"] > 0, status["rows_beyond_partitions"]) == (True, 0)
+    assert (status["kept_since"] is not None, status["keep_seconds"]) == (True, 30 * 86_400)
     await owner.execute("update tenure.relay_shards set position = $1", status["head"])
     published = (await api.operator.get("/v1/outbox")).json()
     assert (published["lag_rows"], published["oldest_unpublished_seconds"]) == (0, 0)
+    assert published["needed_from"] == published["head"] + 1
 
 
 async def test_metrics_count_requests_commits_and_refusals(api: Fleet) -> None:

@@ -128,13 +128,24 @@ async def test_partitions_are_made_ahead_once_and_by_the_coordinator(
             await coordinator.execute("select tenure.ensure_log_partitions(-1)")
 
 
-async def test_a_row_beyond_every_partition_is_kept_in_the_default_one(
+async def test_a_row_beyond_every_partition_is_kept_and_moved_to_its_own_later(
     database: FreshDatabase,
 ) -> None:
     async with session(database.owner_url) as owner:
         await owner.execute("select setval('tenure.log_position', 500000000)")
-        await append(owner, [Stream().next()])
+        (position,) = await append(owner, [Stream().next()])
         assert await owner.fetchval("select count(*) from tenure.log_default") == 1
+        row = await owner.fetchrow("select * from tenure.log where position = $1", position)
+        # Once partitions can be made, it is moved to its own, and nothing lands beyond any more.
+        async with session(database.coordinator_url) as coordinator:
+            assert await coordinator.fetchval("select tenure.ensure_log_partitions()") == 3
+        assert await owner.fetchval("select count(*) from tenure.log_default") == 0
+        found = await owner.fetchrow("select * from tenure.log where position = $1", position)
+        assert found == row
+        (following,) = await append(owner, [Stream().next()])
+        assert following == position + 1
+        where = "select count(distinct tableoid) from tenure.log where position >= $1"
+        assert await owner.fetchval(where, position) == 1
 
 
 @pytest.mark.requirement("RELAY-01")

@@ -86,6 +86,26 @@ def ago(instant: datetime, now: datetime | None = None) -> str:
     return f"{_length(seconds)} ago"
 
 
+def size(count: int) -> str:
+    """Bytes in the largest unit that fits."""
+    number = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"
+
+
+def length(seconds: int | None) -> str:
+    """How long something lasts, exactly, in the largest unit that fits; None: for ever."""
+    if seconds is None:
+        return "for ever"
+    for unit, unit_seconds in (("d", 86_400), ("h", 3600)):
+        if seconds % unit_seconds == 0:
+            return f"{seconds // unit_seconds} {unit}"
+    return f"{seconds} s"
+
+
 def _length(seconds: int) -> str:
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:

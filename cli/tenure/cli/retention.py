@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from tenure.cli.connection import open_client
 from tenure.cli.exits import UsageError
 from tenure.cli.instants import read_instant
-from tenure.cli.output import Output, ago, print_json, print_table
+from tenure.cli.output import Output, ago, length, print_json, print_table, size
 from tenure.contract.retention import RetentionChange, RetentionRunRequest, RetentionView
 from tenure.contract.states import RetentionKind
 
@@ -102,29 +102,19 @@ def run(*kinds: Kind, output: Output = "table") -> None:
         print_table(["kind", "removed"], [(kind, f"{rows:,}") for kind, rows in removed.items()])
 
 
-def size(count: int) -> str:
-    """Bytes in the largest unit that fits."""
-    number = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}"
-        number /= 1000
-    return f"{number:.1f} TB"
-
-
 def _read(change: str) -> tuple[RetentionKind, int | None]:
-    name, _, length = change.partition("=")
+    name, _, text = change.partition("=")
     try:
         kind = RetentionKind(name)
     except ValueError:
         known = ", ".join(one.value for one in RetentionKind)
         raise UsageError(f"{name!r} is no kind of rows.", next_step=f"One of: {known}.") from None
-    if length == FOR_EVER:
+    if text == FOR_EVER:
         return kind, None
     now = datetime.now(UTC)
-    seconds = int((read_instant(length, name, now=now) - now).total_seconds())
+    seconds = int((read_instant(text, name, now=now) - now).total_seconds())
     if seconds < 3600:
-        raise UsageError(f"{name}: {length!r} is less than an hour.")
+        raise UsageError(f"{name}: {text!r} is less than an hour.")
     return kind, seconds
 
 
@@ -138,7 +128,7 @@ def _print(found: RetentionView, output: str) -> None:
         [
             (
                 one.kind.value,
-                _length(one.keep_seconds),
+                length(one.keep_seconds),
                 f"{one.removed_rows:,}",
                 one.removed_to,
                 None if one.removed_at is None else ago(one.removed_at),
@@ -146,12 +136,3 @@ def _print(found: RetentionView, output: str) -> None:
             for one in found.kinds
         ],
     )
-
-
-def _length(seconds: int | None) -> str:
-    if seconds is None:
-        return "for ever"
-    for unit, length in (("d", 86_400), ("h", 3600)):
-        if seconds % length == 0:
-            return f"{seconds // length} {unit}"
-    return f"{seconds} s"

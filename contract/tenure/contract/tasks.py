@@ -326,13 +326,36 @@ class ShardStatus(Frozen):
     position: int
     owner: str | None
     claimed_until: datetime | None
-    lag_rows: int
+    lag_rows: int = Field(description="not published yet, counted up to 10,000")
+    lag_seconds: float = Field(description="age of the oldest of these")
+
+
+class PartitionView(Frozen):
+    """A part of the log: from one position up to, not including, another."""
+
+    name: str
+    first_position: int
+    end_position: int
+    oldest_at: datetime | None = Field(description="when its first row was recorded; null: empty")
+    rows: int = Field(description="estimated")
+    bytes: int
 
 
 class OutboxStatus(Frozen):
-    """``GET /v1/outbox``: how far publishing is behind the log."""
+    """``GET /v1/outbox``: how far publishing is behind the log, and how large that is."""
 
-    head: int
+    head: int = Field(description="the last position of the log")
     lag_rows: int
     oldest_unpublished_seconds: float
+    needed_from: int = Field(
+        description="the first position that has not been published, or is read by a replay; after"
+        " the head: everything has"
+    )
+    bytes: int = Field(description="of the log with its indexes, on disk")
+    kept_since: datetime | None = Field(description="when the first row that is kept was recorded")
+    keep_seconds: int | None = Field(description="what the retention policy says; null: for ever")
+    rows_beyond_partitions: int = Field(
+        description="0, or nobody made partitions in time; counted up to 10,000"
+    )
+    partitions: tuple[PartitionView, ...]
     shards: tuple[ShardStatus, ...]

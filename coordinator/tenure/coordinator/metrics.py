@@ -161,6 +161,14 @@ class Metrics:
         self._letters = self._gauge(
             "tenure_dead_letters_waiting", "Messages that came back and wait for somebody.", ()
         )
+        self._log_bytes = self._gauge(
+            "tenure_log_bytes", "Size of the log with its indexes on disk.", ()
+        )
+        self._misplaced = self._gauge(
+            "tenure_log_rows_beyond_partitions",
+            "Rows of the log that no partition was made for in time (up to 10,000).",
+            (),
+        )
         self._lag_rows = self._gauge(
             "tenure_outbox_lag_rows", "Rows of the log not published yet (10,000 a shard).", ()
         )
@@ -288,6 +296,8 @@ class Metrics:
         self._intake.labels("refused").set(figures.intake_refused)
         self._oldest_intake.set(figures.oldest_intake_seconds)
         self._letters.set(figures.dead_letters)
+        self._log_bytes.set(figures.log_bytes)
+        self._misplaced.set(figures.log_rows_beyond_partitions)
         self._lag_rows.set(figures.lag_rows)
         self._lag_seconds.set(figures.oldest_unpublished_seconds)
 

@@ -29,6 +29,7 @@ from tenure.contract.states import (
     EntityType,
     NodeState,
     Phase,
+    RetentionKind,
     TaskState,
     phase_of,
 )
@@ -38,6 +39,7 @@ from tenure.contract.tasks import (
     IntakeList,
     NodeView,
     OutboxStatus,
+    PartitionView,
     ReceiptContent,
     ReceiptView,
     ShardStatus,
@@ -68,6 +70,7 @@ _INTAKE: Final = named_queries.load("intake.sql")
 _SYSTEM: Final = named_queries.load("system.sql")
 _AUTHORITY: Final = named_queries.load("authority.sql")
 _POLICIES: Final = named_queries.load("policies.sql")
+_RETENTION: Final = named_queries.load("retention.sql")
 _ATTEMPTS: Final = TypeAdapter(tuple[AttemptView, ...])
 _RECEIPTS: Final = TypeAdapter(tuple[ReceiptView, ...])
 _CONTENTS: Final = TypeAdapter(tuple[ReceiptContent, ...])
@@ -283,10 +286,32 @@ class Reads:
     async def outbox(self) -> OutboxStatus:
         """How far publishing is behind; at most 10,000 rows are counted for each shard."""
         rows = await self._reader.fetch(_SYSTEM["outbox"], MAX_COUNTED_ROWS)
+        (size,) = await self._reader.fetch(_SYSTEM["log_size"], MAX_COUNTED_ROWS)
+        (needed,) = await self._reader.fetch(_RETENTION["needed_from"])
+        (policy,) = await self._reader.fetch(_RETENTION["policy"])
+        partitions = await self._reader.fetch(_RETENTION["partitions"])
         return OutboxStatus(
             head=max((row["head"] for row in rows), default=0),
             lag_rows=sum(row["lag_rows"] for row in rows),
             oldest_unpublished_seconds=views.oldest(rows),
+            needed_from=needed["position"],
+            bytes=size["bytes"],
+            kept_since=next(
+                (one["oldest_at"] for one in partitions if one["oldest_at"] is not None), None
+            ),
+            keep_seconds=views.parsed(policy["keep"]).get(RetentionKind.LOG),
+            rows_beyond_partitions=size["misplaced"],
+            partitions=tuple(
+                PartitionView(
+                    name=one["name"],
+                    first_position=one["first_position"],
+                    end_position=one["end_position"],
+                    oldest_at=one["oldest_at"],
+                    rows=one["rows"],
+                    bytes=one["bytes"],
+                )
+                for one in partitions
+            ),
             shards=tuple(
                 ShardStatus(
                     shard=row["shard"],
@@ -294,6 +319,7 @@ class Reads:
                     owner=row["owner"],
                     claimed_until=row["claimed_until"],
                     lag_rows=row["lag_rows"],
+                    lag_seconds=row["oldest_seconds"] or 0.0,
                 )
                 for row in rows
             ),
@@ -368,6 +394,7 @@ class Reads:
         """Gauges for a scrape."""
         (row,) = await self._reader.fetch(_SYSTEM["figures"], MAX_COUNTED_TASKS)
         shards = await self._reader.fetch(_SYSTEM["outbox"], MAX_COUNTED_ROWS)
+        (size,) = await self._reader.fetch(_SYSTEM["log_size"], MAX_COUNTED_ROWS)
         (intake,) = await self._reader.fetch(_SYSTEM["intake"], MAX_COUNTED_TASKS)
         return Figures(
             waiting_tasks=row["waiting"],
@@ -384,6 +411,8 @@ class Reads:
             pauses=_NUMBERS.validate_json(row["pauses"]),
             dead_letters=row["dead_letters"],
             lag_rows=sum(shard["lag_rows"] for shard in shards),
+            log_bytes=size["bytes"],
+            log_rows_beyond_partitions=size["misplaced"],
             oldest_unpublished_seconds=views.oldest(shards),
             intake_waiting=intake["waiting"],
             intake_refused=intake["refused"],

@@ -81,6 +81,8 @@ class Figures:
     pauses: dict[str, int]  # by scope
     dead_letters: int  # that wait for somebody
     lag_rows: int
+    log_bytes: int
+    log_rows_beyond_partitions: int
     oldest_unpublished_seconds: float
     intake_waiting: int
     intake_refused: int

@@ -29,13 +29,16 @@ $$;
 -- Makes the partition of the last position, and ``ahead`` more, where they do not exist yet; says how
 -- many it made. Partition n holds positions (n - 1) * 10,000,000 up to, not including, n * 10,000,000.
 -- Built apart and then attached, since that lets appends and reads of the log go on meanwhile.
--- Statement triggers are not inherited, so each partition gets its own.
+-- Statement triggers are not inherited, so each partition gets its own. Rows that came before their
+-- partition are moved there, unless they are so many that they would hold everybody up.
 create function ensure_log_partitions(ahead integer default 2) returns integer
 language plpgsql security definer set search_path = tenure, pg_temp as $$
 declare
     size constant bigint := log_partition_size();
     current_number bigint;
+    most_moved constant integer := 10000;
     partition_name text;
+    misplaced integer;
     made integer := 0;
 begin
     if ahead < 0 then
@@ -47,7 +50,19 @@ begin
     for number in current_number .. current_number + ahead loop
         partition_name := log_partition_name(number);
         continue when to_regclass('tenure.' || partition_name) is not null;
+        select count(*) into misplaced from (
+            select from log_default d
+            where d.position >= (number - 1) * size and d.position < number * size
+            limit most_moved + 1
+        ) found;
+        continue when misplaced > most_moved;
         execute format('create table %I (like log including all)', partition_name);
+        if misplaced > 0 then
+            lock table append_lock in share row exclusive mode;
+            execute format('with moved as (delete from log_default d where d.position >= %s'
+                ' and d.position < %s returning *) insert into %I select * from moved',
+                (number - 1) * size, number * size, partition_name);
+        end if;
         execute format('create trigger append_lock_first before insert on %I'
             ' for each statement execute function take_append_lock()', partition_name);
         execute format('alter table log attach partition %I for values from (%s) to (%s)',

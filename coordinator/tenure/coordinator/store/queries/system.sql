@@ -23,6 +23,15 @@ select
 from tenure.relay_shards s
 order by s.shard
 
+-- name: log_size
+-- Of the log on disk, and how many rows (up to $1) no partition was made for in time.
+select
+    (
+        select coalesce(sum(pg_total_relation_size(i.inhrelid)), 0)::bigint
+        from pg_inherits i where i.inhparent = 'tenure.log'::regclass
+    ) as bytes,
+    (select count(*) from (select from tenure.log_default limit $1) found) as misplaced
+
 -- name: figures
 -- Gauges for a scrape, all tenants together; waiting tasks are counted up to $1. Reads what goes on,
 -- never what has ended.

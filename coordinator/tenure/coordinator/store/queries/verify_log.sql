@@ -54,6 +54,6 @@ where l.position > $1 and l.position <= $2 and l.copy
 
 -- name: log-has-its-partitions
 select 'position ' || l.position as subject,
-    'it is in the default partition: run `tenure migrate up`' as detail
+    'it is in the default partition: no coordinator has made another in time' as detail
 from tenure.log_default l
 where l.position > $1 and l.position <= $2
