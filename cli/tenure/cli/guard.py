@@ -5,6 +5,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from tenure.cli.exits import UsageError
+from tenure.executor.guards.http_tables import tables
 from tenure.executor.guards.sql_install import install_statements
 
 app = App(name="guard", help="What guarded databases need.")
@@ -30,5 +31,25 @@ def sql(
         raise UsageError("`tenure guard sql` only prints: say --print.")
     try:
         print(install_statements(schema=schema, roles=role), end="")
+    except ValueError as error:
+        raise UsageError(f"{error}.") from error
+
+
+@app.command
+def http(
+    *,
+    print_: Annotated[
+        bool, Parameter(name="--print", negative="", help="Print the SQL; nothing else is done.")
+    ] = False,
+    schema: Annotated[str, Parameter(help="Schema for the tables.")] = "public",
+) -> None:
+    """Print the tables of an HTTP receiver that keeps its requests in PostgreSQL.
+
+    May be run again.
+    """
+    if not print_:
+        raise UsageError("`tenure guard http` only prints: say --print.")
+    try:
+        print(tables(schema=schema), end="")
     except ValueError as error:
         raise UsageError(f"{error}.") from error

@@ -15,7 +15,10 @@ TenureError
     │   ├── GuardUnavailable      the receiver cannot be reached
     │   ├── EffectNotWritten      the commit failed and has certainly not happened: may be repeated
     │   ├── CommitUnknown         nobody can tell yet: repeat under the same operation
-    │   └── TransactionEnded      the body of a guarded transaction has ended it by itself
+    │   ├── TransactionEnded      the body of a guarded transaction has ended it by itself
+    │   ├── OutcomeUnknown        the receiver cannot tell either: a person has to look
+    │   ├── EffectConflict        the operation stands for another request
+    │   └── AnswerNotKept         done before, and its answer is not there any more
     ├── CoordinatorError
     │   ├── CoordinatorUnavailable  the outcome is unknown: repeat the same request
     │   ├── CoordinatorRefused      the request itself was refused
@@ -147,6 +150,25 @@ class TransactionEnded(GuardError):
     """The body of a guarded transaction has committed it or rolled it back."""
 
     code = "transaction_ended"
+
+
+class OutcomeUnknown(GuardError):
+    """The receiver itself was interrupted and cannot tell whether it acted. Repeating does not
+    help: somebody, or another question to the receiver, has to say."""
+
+    code = "outcome_unknown"
+
+
+class EffectConflict(GuardError):
+    """The same operation of the same task was something else before."""
+
+    code = Code.IDEMPOTENCY_CONFLICT
+
+
+class AnswerNotKept(GuardError):
+    """The effect was made before, and the receiver has not kept its answer."""
+
+    code = "already_done"
 
 
 class CoordinatorError(ExecutorError):

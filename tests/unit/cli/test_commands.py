@@ -263,6 +263,7 @@ def test_every_command_can_be_imported_and_explains_itself(
         ["migrate", "verify"],
         ["migrate", "roles"],
         ["guard", "sql"],
+        ["guard", "http"],
         ["config", "check"],
         ["config", "show"],
         ["doctor"],

@@ -1,0 +1,34 @@
+"""Attempts with authority, by this machine's clock: for guards whose receivers are no database."""
+
+import uuid
+from datetime import UTC, datetime, timedelta
+
+from tenure.contract.ids import AttemptId, FencingToken, TaskId, fencing_token
+from tenure.executor.clock import system_clock
+from tenure.executor.context import Context
+from tenure.executor.lease import Lease
+
+
+def attempt(
+    task: str | None = None,
+    generation: int = 1,
+    *,
+    expires_in_seconds: float = 60.0,
+    remaining_seconds: float = 60.0,
+    tolerance_seconds: float = 0.2,
+) -> Context[None]:
+    """An attempt whose lease ends ``expires_in_seconds`` from now, and which believes by its own
+    clock that it has ``remaining_seconds`` (a paused holder believes too long)."""
+    clock = system_clock()
+    lease = Lease(
+        task_id=TaskId(task or str(uuid.uuid4())),
+        attempt_id=AttemptId(str(uuid.uuid4())),
+        fencing_token=FencingToken(fencing_token(1, generation)),
+        clock=clock,
+        tolerance_seconds=tolerance_seconds,
+        renewal_interval_seconds=10.0,
+        sent_at=clock(),
+        remaining_seconds=remaining_seconds + tolerance_seconds,
+        expires_at=datetime.now(UTC) + timedelta(seconds=expires_in_seconds),
+    )
+    return Context(lease=lease, task_type="effect", resources=None)
