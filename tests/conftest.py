@@ -22,6 +22,7 @@ from tests.support.isolation import (
     fresh_space,
 )
 from tests.support.pgbouncer import Pooler, pgbouncer, route
+from tests.support.s3 import S3Server, s3_server
 
 _DATABASES = frozenset({"database", "module_database", "pooled_database"})
 """Fixtures with logins of services."""
@@ -137,6 +138,13 @@ async def broker_server(
 ) -> AsyncIterator[services.BrokerServer]:
     """This run's RabbitMQ. Do not stop it: take ``private_rabbitmq`` for that."""
     async with services.broker_server(backend, server_directory) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+async def object_server(server_directory: Path) -> AsyncIterator[S3Server]:
+    """This run's S3 server."""
+    async with s3_server(server_directory) as server:
         yield server
 
 
