@@ -107,3 +107,9 @@ def do_call_out(input: Job, context: Context[Any]) -> Done:
 
 def do_talk(input: Job, context: Context[Any]) -> Done:
     return Done(said="x" * 100_000)
+
+
+def do_effect(input: Job, context: Context[Any]) -> Done:
+    """Writes the object that it was told."""
+    with context.side_effect("write", key=input.path):
+        return Done(said="written")

@@ -72,6 +72,7 @@ class Reason(StrEnum):
     PROCESS_DIED = "process_died"  # its process ended without an output
     COMMAND_FAILED = "command_failed"  # the program ended with another exit status than 0
     PROGRAM_CHANGED = "program_changed"  # the program is not the one that was declared
+    OUT_OF_SCOPE = "out_of_scope"  # the handler tried what its lease does not permit
     AUTHORITY_LOST = "authority_lost"  # handed back: the executor's own clock or a receiver said so
     UNKNOWN_TYPE = "unknown_type"  # the node does not run this type
     NODE_DRAINING = "node_draining"  # not begun, or handed back at the drain limit

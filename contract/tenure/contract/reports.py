@@ -20,6 +20,7 @@ from tenure.contract.isolation import (
     RunsIn,
 )
 from tenure.contract.quantities import MAX_CPU_MILLIS, MAX_MEMORY_BYTES
+from tenure.contract.scope import UNLIMITED, Scope
 from tenure.contract.states import AttemptState, Effects, Match, NodeState
 
 PROTOCOL_VERSIONS: Final = (1, 1)
@@ -151,6 +152,9 @@ class TaskTypeDeclaration(Frozen):
     limits: Limits = Limits()
     on_authority_loss: OnAuthorityLoss = Field(
         default="cancel", description="isolate: it ends by itself, its output is kept as evidence"
+    )
+    scope: Scope = Field(
+        default=UNLIMITED, description="operations and objects that its leases permit"
     )
     program_digest: Digest | None = Field(
         default=None, description="SHA-256 of the program that is started; null: no command"
@@ -328,6 +332,7 @@ class ReportReply(Frozen):
     lease: LeaseTerms | None = Field(default=None, description="that this lease was granted under")
     cancel_requested: bool = False
     input: Any = Field(default=None, description="with accept and take")
+    scope: Scope | None = Field(default=None, description="what the lease permits; with these too")
     task_type: str | None = None
     receipt_id: str | None = None
     admitted_at: datetime | None = None

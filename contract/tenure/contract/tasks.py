@@ -101,6 +101,22 @@ class ReceiptList(Frozen):
     receipts: tuple[ReceiptContent, ...]
 
 
+class ReservedAmounts(Frozen):
+    """What an attempt has of its node until it ends."""
+
+    slots: int
+    cpu_millis: int
+    memory_bytes: int
+
+
+class LeaseScope(Frozen):
+    """What a lease permits (LEASE-03): operations on objects, as patterns, and what it reserves."""
+
+    operations: tuple[str, ...]
+    objects: tuple[str, ...]
+    reservation: ReservedAmounts
+
+
 class AttemptView(Frozen):
     """One attempt with its lease."""
 
@@ -112,6 +128,7 @@ class AttemptView(Frozen):
     node_id: str
     incarnation: str
     lease_id: str
+    scope: LeaseScope
     fencing_token: int
     decision: Any = Field(description="why this node: its score by factor, and among how many")
     submitted_at: datetime

@@ -110,6 +110,7 @@ class Entry:
     seen: IncarnationId | None = None
     snapshot: tuple[Snapshot, int] | None = None
     input_text: str | None = None
+    scope_text: str | None = None
     task_type: str | None = None
     answer: Outcome | Unavailable | None = None
 
@@ -380,7 +381,7 @@ class Lane:
         for number, (entry, snapshot) in enumerate(zip(missing, loaded.snapshots, strict=True)):
             entry.snapshot = (snapshot, loaded.now)
             if loaded.inputs:
-                entry.input_text = loaded.inputs[number]
+                entry.input_text, entry.scope_text = loaded.inputs[number]
 
     async def _refuse_unconfirmed(self, entries: Sequence[Entry], now: int) -> None:
         """Nothing is applied. What the callers present is kept for the recovery all the same."""
@@ -405,6 +406,7 @@ class Lane:
                 reply=reply,
                 replayed=replayed,
                 input_text=entry.input_text,
+                scope_text=entry.scope_text,
                 task_type=entry.task_type,
             )
         )

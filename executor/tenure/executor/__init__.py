@@ -2,11 +2,12 @@
 
 from tenure.contract.isolation import Limits
 from tenure.contract.reports import Requirements, Resources
+from tenure.contract.scope import Scope
 from tenure.contract.tasktype import TaskType
 from tenure.executor.app import Executor
 from tenure.executor.context import Context
 from tenure.executor.declare import CommandResult
-from tenure.executor.errors import AuthorityOver, Fail, Retry, StaleToken
+from tenure.executor.errors import AuthorityOver, Fail, OutOfScope, Retry, StaleToken
 
 __all__ = [
     "AuthorityOver",
@@ -15,9 +16,11 @@ __all__ = [
     "Executor",
     "Fail",
     "Limits",
+    "OutOfScope",
     "Requirements",
     "Resources",
     "Retry",
+    "Scope",
     "StaleToken",
     "TaskType",
 ]

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from tenure.contract.isolation import Limits, OnAuthorityLoss
 from tenure.contract.reports import Requirements, Resources
+from tenure.contract.scope import Scope
 from tenure.contract.states import Effects, Match
 from tenure.contract.tasktype import TaskType
 from tenure.executor.declare import (
@@ -66,6 +67,7 @@ class Executor:
         time_limit_seconds: float | None = None,
         limits: Limits | None = None,
         on_authority_loss: OnAuthorityLoss = "cancel",
+        scope: Scope | None = None,
     ) -> TaskDecorator[InputT, OutputT]:
         """Declare the handler of a task type: ``async def handler(input, context) -> output``.
 
@@ -87,7 +89,8 @@ class Executor:
 
         ``on_authority_loss="isolate"`` lets a handler go on when its authority is over, for work
         that is too dear to throw away: no effect begins, and its output is kept as evidence that is
-        never the active delivery.
+        never the active delivery. ``scope`` is what the lease permits to do, and to which objects;
+        ``context.side_effect`` and the guards refuse anything else. None: anything.
 
         Raises DeclarationError when the handler does not fit.
         """
@@ -112,6 +115,7 @@ class Executor:
                 time_limit_seconds=time_limit_seconds,
                 limits=limits,
                 on_authority_loss=on_authority_loss,
+                scope=scope,
             )
 
         @overload
@@ -142,6 +146,7 @@ class Executor:
         time_limit_seconds: float | None = None,
         limits: Limits | None = None,
         on_authority_loss: OnAuthorityLoss = "cancel",
+        scope: Scope | None = None,
     ) -> None:
         """Declare that a program does the work of a task type.
 
@@ -175,6 +180,7 @@ class Executor:
             time_limit_seconds=time_limit_seconds,
             limits=limits,
             on_authority_loss=on_authority_loss,
+            scope=scope,
             command=Command(program, digest, arguments, tuple(sorted((environment or {}).items()))),
         )
 

@@ -2,14 +2,16 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tenure.contract.ids import AttemptId, FencingToken, TaskId
+from tenure.contract.scope import UNLIMITED, Scope
 from tenure.executor.errors import AuthorityOver
 from tenure.executor.lease import Lease
+from tenure.executor.scope import GrantedScope
 from tenure.executor.side_effects import SideEffect, SideEffects
 
 ResourcesT = TypeVar("ResourcesT")
@@ -29,7 +31,10 @@ class Context(Generic[ResourcesT]):
         task_type: str,
         resources: ResourcesT,
         ordinal: int | None = None,
+        scope: Scope = UNLIMITED,
+        input: Mapping[str, Any] | None = None,
     ) -> None:
+        """``input`` is the task's, which the patterns of ``scope`` may name fields of."""
         self._lease = lease
         self._cancelled = threading.Event()
         self._effects = SideEffects()
@@ -37,6 +42,7 @@ class Context(Generic[ResourcesT]):
         self.task_type = task_type
         self.ordinal = ordinal
         self.resources = resources
+        self.scope = GrantedScope(scope, input or {})
 
     @property
     def task_id(self) -> TaskId:
@@ -91,7 +97,8 @@ class Context(Generic[ResourcesT]):
             async with context.side_effect("welcome-mail") as effect:  # plain `with` in a thread
                 await send(message, idempotency_key=effect.id)
 
-        Entering it raises AuthorityOver when the attempt may act no longer. ``effect.id`` is the
+        Entering it raises AuthorityOver when the attempt may act no longer, and OutOfScope when the
+        lease's scope permits no operation ``name`` on the object ``key``. ``effect.id`` is the
         same in every attempt of the task; ``key`` tells several effects of one name apart. What
         was begun is kept in ``side_effects``. Guards do this by themselves.
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from tenure.contract.isolation import Limits, OnAuthorityLoss, RunsIn
 from tenure.contract.reports import MAX_COST_MINOR, Requirements, Resources, TaskTypeDeclaration
+from tenure.contract.scope import UNLIMITED, Scope
 from tenure.contract.states import Effects, Match
 from tenure.contract.tasktype import TaskType
 from tenure.executor.context import Context
@@ -91,6 +92,7 @@ class HandlerDeclaration:
     limits: Limits = NO_LIMITS
     on_authority_loss: OnAuthorityLoss = "cancel"
     command: Command | None = None
+    scope: Scope = UNLIMITED
 
     def to_wire(self) -> TaskTypeDeclaration:
         """As sent with the registration."""
@@ -106,6 +108,7 @@ class HandlerDeclaration:
             time_limit_seconds=self.time_limit_seconds,
             limits=self.limits,
             on_authority_loss=self.on_authority_loss,
+            scope=self.scope,
             program_digest=None if self.command is None else self.command.digest,
             input_schema=self.task_type.input.model_json_schema(),
             output_schema=self.task_type.output.model_json_schema(),
@@ -128,6 +131,7 @@ def declare(
     limits: Limits | None = None,
     on_authority_loss: OnAuthorityLoss = "cancel",
     command: Command | None = None,
+    scope: Scope | None = None,
 ) -> HandlerDeclaration:
     """A checked declaration. Raises DeclarationError that says what to change."""
     where = f"the handler of task type {task_type.name!r}"
@@ -176,6 +180,7 @@ def declare(
         limits=limits or NO_LIMITS,
         on_authority_loss=on_authority_loss,
         command=command,
+        scope=scope or UNLIMITED,
     )
 
 

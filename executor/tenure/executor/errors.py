@@ -7,6 +7,7 @@ TenureError
     ├── Fail                      raised by a handler: do not try again
     ├── Retry                     raised by a handler: try again, later
     ├── RunEnded                  a handler's process was ended, or ended without an output
+    ├── OutOfScope                the lease does not permit this operation on this object
     ├── AuthorityError            this attempt may act no longer
     │   ├── AuthorityOver         its time is up, by this clock or by the receiver's
     │   └── StaleToken            the receiver has seen a successor's token
@@ -96,6 +97,13 @@ class RunEnded(ExecutorError):
         super().__init__(message, code=reason)
         self.reason = reason
         self.traceback = traceback
+
+
+class OutOfScope(ExecutorError):
+    """The lease does not permit the operation on the object (LEASE-11). Trying again cannot help:
+    the task fails."""
+
+    code = Reason.OUT_OF_SCOPE
 
 
 class AuthorityError(ExecutorError):

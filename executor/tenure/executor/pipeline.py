@@ -34,6 +34,7 @@ from tenure.contract.reports import (
     Take,
 )
 from tenure.contract.reports import Fail as Failed
+from tenure.contract.scope import UNLIMITED
 from tenure.executor.clock import Clock
 from tenure.executor.context import Context
 from tenure.executor.core.intake import Assignment
@@ -42,6 +43,7 @@ from tenure.executor.errors import (
     ExecutorError,
     Fail,
     GuardUnavailable,
+    OutOfScope,
     Retry,
     RunEnded,
     StaleToken,
@@ -203,6 +205,8 @@ class Pipeline:
             task_type=assignment.task_type,
             resources=self._resources,
             ordinal=assignment.ordinal,
+            scope=reply.scope or UNLIMITED,
+            input=reply.input if isinstance(reply.input, dict) else None,
         )
         execution.raw_input = reply.input
         self._renewals.hold(execution.lease)
@@ -324,6 +328,8 @@ class Pipeline:
             return self._failed(execution, reason, error.message, after_seconds=error.after_seconds)
         if isinstance(error, AuthorityError):
             return self._authority_lost(execution, error)
+        if isinstance(error, OutOfScope):
+            return self._failed(execution, error.code, error.message, retryable=False)
         if isinstance(error, RunEnded):
             log.warning(
                 "handler failed", reason=error.reason, error=error.message,

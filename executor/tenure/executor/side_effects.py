@@ -7,6 +7,7 @@ from typing import Final, Protocol, Self
 from uuid import UUID, uuid5
 
 from tenure.contract.ids import FencingToken, TaskId
+from tenure.executor.scope import GrantedScope
 
 MAX_NAME_CHARACTERS: Final = 200
 _NAMESPACE: Final = UUID("6f1c5a4e-93f5-4d52-9d2b-5a8b0c7d2e11")
@@ -31,6 +32,10 @@ class Authority(Protocol):
     def fencing_token(self) -> FencingToken:
         """The attempt's token."""
 
+    @property
+    def scope(self) -> GrantedScope:
+        """What the lease permits."""
+
     def check_authority(self) -> None:
         """Raises AuthorityOver."""
 
@@ -38,7 +43,8 @@ class Authority(Protocol):
 class SideEffect:
     """One effect of an attempt, as a block: ``with`` in a thread, ``async with`` on the event loop.
 
-    Entering it raises AuthorityOver when the attempt may act no longer (LEASE-09).
+    Entering it raises AuthorityOver when the attempt may act no longer (LEASE-09), and OutOfScope
+    for an operation (its name) on an object (its key) that the lease does not permit (LEASE-11).
     """
 
     def __init__(self, authority: Authority, name: str, key: str, entries: "SideEffects") -> None:
@@ -56,6 +62,7 @@ class SideEffect:
 
     def __enter__(self) -> Self:
         self._authority.check_authority()
+        self._authority.scope.check(self.name, self.key)
         self.state = EffectState.BEGUN
         self._entries.add(self)
         return self

@@ -230,6 +230,19 @@ async def test_an_isolated_one_goes_on_without_authority_and_its_output_is_offer
     assert isinstance(b.reports.sent[-1], Fail)
 
 
+@pytest.mark.requirement("LEASE-11")
+@pytest.mark.parametrize(("path", "permitted"), [("orders/17", True), ("orders/18", False)])
+async def test_what_the_lease_does_not_permit_is_refused_in_the_process_too(
+    path: str, permitted: bool
+) -> None:
+    b = bench("effect", path)
+    b.reports.take["scope"] = {"operations": ["write"], "objects": ["orders/17"]}
+    (report,) = await b.run(job())
+    assert isinstance(report, Deliver) is permitted, report
+    if isinstance(report, Fail):
+        assert (report.reason, report.retryable) == (Reason.OUT_OF_SCOPE, False)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run processes as somebody else")
 def test_an_account_is_found_by_its_name() -> None:
     assert Account.named("nobody").uid != 0

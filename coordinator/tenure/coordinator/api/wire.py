@@ -39,6 +39,7 @@ from tenure.contract.reports import (
     Take,
     TaskTypeDeclaration,
 )
+from tenure.contract.scope import Scope
 from tenure.contract.states import TERMINAL_TASK_STATES, NodeState, TaskState
 from tenure.contract.tasks import CancelReply, Submitted
 from tenure.coordinator.api.problems import RETRYABLE
@@ -123,6 +124,12 @@ def report(
             return commands.Reject(**common, reason=request.reason, message=request.message)
         case _:
             return _REPORT_COMMANDS[type(request)](**common)
+
+
+def _scope(text: str) -> Scope:
+    """What a lease permits, of how it is kept."""
+    kept = from_json(text)
+    return Scope(operations=kept["operations"], objects=kept["objects"])
 
 
 def _enforced(request: Deliver) -> str | None:
@@ -246,6 +253,7 @@ def report_reply(report_id: str, outcome: decisions.Outcome) -> ReportReply:
         expires_at=None if reply.expires_at is None else moment(reply.expires_at),
         cancel_requested=reply.cancel_requested,
         input=None if outcome.input_text is None else from_json(outcome.input_text),
+        scope=None if outcome.scope_text is None else _scope(outcome.scope_text),
         task_type=outcome.task_type,
         receipt_id=reply.receipt_id,
         admitted_at=None if reply.receipt_id is None else moment(outcome.at),
@@ -342,6 +350,8 @@ def _declared(
             ),
             match=declaration.match,
             cost_minor=declaration.cost_minor,
+            operations=declaration.scope.operations,
+            objects=declaration.scope.objects,
         ),
         profile_text=text,
         input_schema=schemas[0],

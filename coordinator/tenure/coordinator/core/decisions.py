@@ -109,7 +109,8 @@ class AttemptCreated:
     fencing_token: FencingToken
     policy_version: int
     lease_microseconds: int
-    type: str  # the one operation that the lease's scope permits so far
+    operations: tuple[str, ...]  # patterns: what the lease permits
+    objects: tuple[str, ...]
     dispatch_event_id: EventId
     resources: ResourceAmounts
     placement: Placement | None  # why this node, for people
@@ -331,4 +332,5 @@ class Outcome:
     refused: Refused | None = None
     replayed: bool = False
     input_text: str | None = None  # with accept and take
+    scope_text: str | None = None  # with these too
     task_type: str | None = None

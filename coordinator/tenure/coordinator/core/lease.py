@@ -28,7 +28,7 @@ from tenure.coordinator.core.filters import exclusion, has_rejected
 from tenure.coordinator.core.guards import find_authorized, reads_of
 from tenure.coordinator.core.happenings import attempt_became, ended, task_became, unchanged
 from tenure.coordinator.core.outcomes import End, consequence
-from tenure.coordinator.core.rows import AttemptRow, TaskRow
+from tenure.coordinator.core.rows import ANY, AttemptRow, TaskRow
 from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot
 
 _RENEWABLE = frozenset({AttemptState.ACCEPTED, AttemptState.RUNNING})
@@ -75,7 +75,8 @@ def allocate(
         fencing_token=token,
         policy_version=policy.version,
         lease_microseconds=policy.lease_microseconds,
-        type=task.type,
+        operations=(ANY,) if task.profile is None else task.profile.operations,
+        objects=(ANY,) if task.profile is None else task.profile.objects,
         dispatch_event_id=minted.event_ids[0],
         resources=task.resources,
         placement=command.placement,

@@ -62,6 +62,8 @@ class ProfileRow:
     requirements: Requirements = Requirements()
     match: Match = Match.COMPATIBLE
     cost_minor: int = 0
+    operations: tuple[str, ...] = (ANY,)  # patterns: what its leases permit
+    objects: tuple[str, ...] = (ANY,)
 
 
 @dataclass(frozen=True, slots=True)

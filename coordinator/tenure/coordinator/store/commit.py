@@ -276,8 +276,8 @@ class _Batch:
     def _attempt_created(self, item: int, write: AttemptCreated) -> None:
         resources = write.resources
         scope = {
-            "operations": [write.type],
-            "objects": [f"task:{write.task_id}"],
+            "operations": write.operations,
+            "objects": write.objects,
             "reservation": {
                 "slots": resources.slots,
                 "cpu_millis": resources.cpu_millis,
@@ -361,6 +361,7 @@ def declared_type(item: int, tenant: TenantId, declared: TaskTypeDeclared) -> tu
         profile.max_attempts, profile.resources.cpu_millis, profile.resources.memory_bytes,
         None if wanted.locations is None else sorted(wanted.locations), sorted(wanted.networks),
         json_text(dict(sorted(wanted.labels))), profile.match.value, profile.cost_minor,
+        list(profile.operations), list(profile.objects),
     )  # fmt: skip
 
 

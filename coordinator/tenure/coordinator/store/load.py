@@ -62,7 +62,7 @@ class Loaded:
     now: int
     confirmed: bool
     snapshots: tuple[Snapshot, ...]
-    inputs: tuple[str | None, ...] = ()
+    inputs: tuple[tuple[str | None, str | None], ...] = ()  # with the scope of the lease
 
 
 AboutTask: TypeAlias = (
@@ -111,7 +111,7 @@ async def load_attempts(asked: Asked, commands: Sequence[AboutTask]) -> Loaded:
             )
             for record in records
         ],
-        tuple(record["input"] for record in records),
+        tuple((record["input"], record["scope"]) for record in records),
     )
 
 
@@ -249,7 +249,7 @@ async def load_nodes(asked: Asked, commands: Sequence[AboutNode]) -> Loaded:
 def _loaded(
     records: Sequence[Record],
     snapshots: Sequence[Snapshot],
-    inputs: tuple[str | None, ...] = (),
+    inputs: tuple[tuple[str | None, str | None], ...] = (),
 ) -> Loaded:
     return Loaded(
         now=to_microseconds(records[0]["clock"]),

@@ -138,6 +138,8 @@ def profile_row(record: Record) -> ProfileRow | None:
         ),
         match=Match(record["match"]),
         cost_minor=record["cost_minor"],
+        operations=tuple(record["operations"]),
+        objects=tuple(record["objects"]),
     )
 
 

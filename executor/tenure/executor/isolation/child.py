@@ -20,8 +20,9 @@ from pydantic_core import to_json
 
 from tenure.contract.codes import Reason
 from tenure.contract.ids import AttemptId, FencingToken, TaskId
+from tenure.contract.scope import Scope
 from tenure.executor.context import Context
-from tenure.executor.errors import AuthorityOver, Fail, Retry
+from tenure.executor.errors import AuthorityOver, Fail, OutOfScope, Retry
 from tenure.executor.isolation.shared import Cell, SharedLease
 from tenure.executor.lease import Lease
 
@@ -38,6 +39,8 @@ class ProcessContext(Context[None]):
             task_type=request["task_type"],
             resources=None,
             ordinal=request["ordinal"],
+            scope=Scope.model_validate(request["scope"]),
+            input=request["input"],
         )
         self._cell = cell
         threading.Thread(target=self._listen, name="tenure-stop", daemon=True).start()
@@ -80,6 +83,8 @@ def _run(request: dict[str, Any], context: Context[None]) -> bytes:
         return to_json(
             {"kind": "retry", "message": error.message, "after_seconds": error.after_seconds}
         )
+    except OutOfScope as error:
+        return to_json({"kind": "out_of_scope", "message": error.message})
     except AuthorityOver as error:
         return to_json({"kind": "authority_over", "message": error.message})
     except asyncio.CancelledError:

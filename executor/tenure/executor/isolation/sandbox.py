@@ -20,7 +20,7 @@ from tenure.contract.codes import Reason
 from tenure.contract.isolation import Enforcement
 from tenure.executor.context import Context
 from tenure.executor.declare import CommandResult, HandlerDeclaration
-from tenure.executor.errors import AuthorityOver, Fail, Retry, RunEnded
+from tenure.executor.errors import AuthorityOver, Fail, OutOfScope, Retry, RunEnded
 from tenure.executor.isolation.deadlines import Deadlines
 from tenure.executor.isolation.place import Place
 from tenure.executor.isolation.process import Child, running
@@ -185,6 +185,7 @@ def _request(
             "fencing_token": context.fencing_token,
             "tolerance_seconds": lease.tolerance_seconds,
             "ordinal": context.ordinal,
+            "scope": context.scope.granted,
         }
     )
 
@@ -210,6 +211,8 @@ def _answer(declaration: HandlerDeclaration, line: bytes) -> object:
             raise Retry(said["message"], after=said["after_seconds"])
         case "stopped":
             return None  # it looked, and went home
+        case "out_of_scope":
+            raise OutOfScope(said["message"])
         case "authority_over":
             raise AuthorityOver(said["message"])
         case _:

@@ -87,7 +87,7 @@ create type task_type_upsert as (
     item integer, tenant text, name text, input_schema json, output_schema json,
     profile_digest bytea, content json, effects text, max_attempts integer, cpu_millis integer,
     memory_bytes bigint, locations text[], networks text[], labels json, match text,
-    cost_minor bigint
+    cost_minor bigint, operations text[], objects text[]
 );
 create type event_append as (
     item integer, shard smallint, order_key uuid, tenant text, entity_type text, entity_id uuid,

@@ -48,6 +48,8 @@ create table profiles (
     labels json not null,
     match text not null check (match in ('compatible', 'exact')),
     cost_minor bigint not null check (cost_minor >= 0),
+    operations text[] not null,             -- patterns: what its leases permit (LEASE-11)
+    objects text[] not null,
     registered_at timestamptz not null,
     primary key (tenant, digest)
 );
@@ -96,10 +98,11 @@ language sql volatile
 set search_path = tenure, pg_temp
 as $$
     insert into profiles (tenant, digest, type, content, effects, max_attempts, cpu_millis,
-        memory_bytes, locations, networks, labels, match, cost_minor, registered_at)
+        memory_bytes, locations, networks, labels, match, cost_minor, operations,
+        objects, registered_at)
     select distinct on (w.tenant, w.profile_digest) w.tenant, w.profile_digest, w.name, w.content,
         w.effects, w.max_attempts, w.cpu_millis, w.memory_bytes, w.locations, w.networks, w.labels,
-        w.match, w.cost_minor, p_at
+        w.match, w.cost_minor, w.operations, w.objects, p_at
     from unnest(p_declared) w
     order by w.tenant, w.profile_digest
     on conflict do nothing;

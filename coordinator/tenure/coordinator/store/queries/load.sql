@@ -18,7 +18,7 @@ select
     a.expires_at, a.decided_at as attempt_decided_at,
     e.receipt_id, e.admitted, e.code, e.admitted_at, e.state_version,
     e.generation as receipt_generation, e.content_digest,
-    p.input
+    p.input, case when i.with_input then a.scope::text end as scope
 from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::bytea[], $5::boolean[]) with ordinality
     as i (command_id, task_id, attempt_id, content_digest, with_input, ord)
 left join tenure.commands c on c.command_id = i.command_id
@@ -35,7 +35,8 @@ select
     p.type as profile_type, p.effects as profile_effects,
     p.max_attempts as profile_max_attempts, p.cpu_millis as profile_cpu_millis,
     p.memory_bytes as profile_memory_bytes, p.locations as profile_locations,
-    p.networks as profile_networks, p.labels::text as profile_labels, p.match, p.cost_minor
+    p.networks as profile_networks, p.labels::text as profile_labels, p.match, p.cost_minor,
+    p.operations, p.objects
 from tenure.tasks t
 join tenure.profiles p on p.tenant = t.tenant and p.digest = t.profile_digest
 where t.task_id = any ($1::uuid[]);
@@ -88,6 +89,7 @@ select
     p.max_attempts as profile_max_attempts, p.cpu_millis as profile_cpu_millis,
     p.memory_bytes as profile_memory_bytes, p.locations as profile_locations,
     p.networks as profile_networks, p.labels::text as profile_labels, p.match, p.cost_minor,
+    p.operations, p.objects,
     e.tenant as fact_tenant, e.version as tenant_version, e.state as tenant_state, e.weight,
     e.node_pools, e.locations as tenant_locations, e.networks as tenant_networks, e.budget_minor,
     e.budget_unlimited, b.held_minor, b.spent_minor, e.pauses::text as pauses

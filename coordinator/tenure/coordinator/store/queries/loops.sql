@@ -63,7 +63,8 @@ select
     p.tenant, p.digest as profile_digest, p.type as profile_type, p.effects as profile_effects,
     p.max_attempts as profile_max_attempts, p.cpu_millis as profile_cpu_millis,
     p.memory_bytes as profile_memory_bytes, p.locations as profile_locations,
-    p.networks as profile_networks, p.labels::text as profile_labels, p.match, p.cost_minor
+    p.networks as profile_networks, p.labels::text as profile_labels, p.match, p.cost_minor,
+    p.operations, p.objects
 from unnest($1::text[], $2::bytea[]) as k (tenant, digest)
 join tenure.profiles p on p.tenant = k.tenant and p.digest = k.digest;
 

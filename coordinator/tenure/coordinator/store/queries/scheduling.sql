@@ -13,6 +13,7 @@ select
     p.max_attempts as profile_max_attempts, p.cpu_millis as profile_cpu_millis,
     p.memory_bytes as profile_memory_bytes, p.locations as profile_locations,
     p.networks as profile_networks, p.labels::text as profile_labels, p.match, p.cost_minor,
+    p.operations, p.objects,
     e.tenant as fact_tenant, e.version as tenant_version, e.state as tenant_state, e.weight,
     e.node_pools, e.locations as tenant_locations, e.networks as tenant_networks, e.budget_minor,
     e.budget_unlimited, b.held_minor, b.spent_minor, e.pauses::text as pauses,
@@ -60,6 +61,7 @@ select
     p.max_attempts as profile_max_attempts, p.cpu_millis as profile_cpu_millis,
     p.memory_bytes as profile_memory_bytes, p.locations as profile_locations,
     p.networks as profile_networks, p.labels::text as profile_labels, p.match, p.cost_minor,
+    p.operations, p.objects,
     e.tenant as fact_tenant, e.version as tenant_version, e.state as tenant_state, e.weight,
     e.node_pools, e.locations as tenant_locations, e.networks as tenant_networks, e.budget_minor,
     e.budget_unlimited, b.held_minor, b.spent_minor, e.pauses::text as pauses
@@ -90,6 +92,7 @@ select
     p.max_attempts as profile_max_attempts, p.cpu_millis as profile_cpu_millis,
     p.memory_bytes as profile_memory_bytes, p.locations as profile_locations,
     p.networks as profile_networks, p.labels::text as profile_labels, p.match, p.cost_minor,
+    p.operations, p.objects,
     e.tenant as fact_tenant, e.version as tenant_version, e.state as tenant_state, e.weight,
     e.node_pools, e.locations as tenant_locations, e.networks as tenant_networks, e.budget_minor,
     e.budget_unlimited, b.held_minor, b.spent_minor, e.pauses::text as pauses,
@@ -111,7 +114,8 @@ select
     p.type as profile_type, p.effects as profile_effects,
     p.max_attempts as profile_max_attempts, p.cpu_millis as profile_cpu_millis,
     p.memory_bytes as profile_memory_bytes, p.locations as profile_locations,
-    p.networks as profile_networks, p.labels::text as profile_labels, p.match, p.cost_minor
+    p.networks as profile_networks, p.labels::text as profile_labels, p.match, p.cost_minor,
+    p.operations, p.objects
 from tenure.profiles p
 where p.tenant = $1 and p.type = $2 and p.digest = coalesce($3, (
     select y.profile_digest from tenure.task_types y where y.tenant = $1 and y.name = $2))

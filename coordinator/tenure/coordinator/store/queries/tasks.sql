@@ -25,7 +25,7 @@ select
         from (
             select
                 attempt_id, ordinal, state, reason, message, node_id, incarnation, lease_id,
-                fencing_token, decision, submitted_at, accepted_at, started_at, ended_at, expires_at,
+                fencing_token, decision, scope, submitted_at, accepted_at, started_at, ended_at, expires_at,
                 retry_delay_microseconds / 1e6::float8 as retry_delay_seconds
             from tenure.attempts
             where task_id = t.task_id

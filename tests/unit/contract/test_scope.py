@@ -1,0 +1,66 @@
+"""What a scope permits: patterns of operations and objects, with fields of the task's input."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tenure.contract.scope import UNLIMITED, Scope
+
+
+@pytest.mark.requirement("LEASE-11")
+@pytest.mark.parametrize(
+    ("patterns", "target", "input", "fits"),
+    [
+        (("*",), "", {}, True),
+        (("*",), "anything\nat all", {}, True),
+        (("orders/*",), "orders/17", {}, True),
+        (("orders/*",), "orders/", {}, True),
+        (("orders/*",), "invoices/17", {}, False),
+        (("orders/*",), "my/orders/17", {}, False),
+        (("a", "b"), "b", {}, True),
+        (("a.c",), "abc", {}, False),
+        (("a[bc]",), "ab", {}, False),
+        (("orders/{id}",), "orders/17", {"id": "17"}, True),
+        (("orders/{id}",), "orders/17", {"id": 17}, True),
+        (("orders/{id}",), "orders/18", {"id": "17"}, False),
+        (("orders/{id}",), "orders/17", {}, False),
+        (("orders/{id}",), "orders/", {"id": ""}, False),
+        (("orders/{id}",), "orders/None", {"id": None}, False),
+        (("orders/{id}",), "orders/[1]", {"id": [1]}, False),
+        (("flags/{on}",), "flags/true", {"on": True}, True),
+        (("{a}/{b}/*",), "x/y/z", {"a": "x", "b": "y"}, True),
+    ],
+)
+def test_one_pattern_has_to_fit(
+    patterns: tuple[str, ...], target: str, input: dict[str, Any], fits: bool
+) -> None:
+    assert Scope(objects=patterns).permits("write", target, input=input) is fits
+
+
+@pytest.mark.requirement("LEASE-11")
+def test_a_value_of_the_input_never_becomes_a_pattern() -> None:
+    scope = Scope(objects=("orders/{id}",))
+    assert not scope.permits("write", "orders/17", input={"id": "*"})
+    assert not scope.permits("write", "orders/17", input={"id": ".*"})
+    assert not scope.permits("write", "orders/17", input={"id": "{id}"})
+
+
+def test_operation_and_object_have_to_fit_both() -> None:
+    scope = Scope(operations=("read", "write-*"), objects=("a",))
+    assert scope.permits("read", "a")
+    assert scope.permits("write-row", "a")
+    assert not scope.permits("delete", "a")
+    assert not scope.permits("read", "b")
+    assert UNLIMITED.permits("delete", "b")
+
+
+@pytest.mark.parametrize("pattern", ["", "{", "a}", "{a-b}", "{}", "a\nb", "x" * 301])
+def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+    with pytest.raises(ValidationError):
+        Scope(objects=(pattern,))
+
+
+def test_a_scope_that_permits_nothing_is_refused() -> None:
+    with pytest.raises(ValidationError):
+        Scope(operations=())
