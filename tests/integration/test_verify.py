@@ -64,6 +64,8 @@ DAMAGE = {
     "tenants-are-kept-apart": f"update tenure.task_inputs set tenant = 'other'"
     f" where task_id = {OPEN}",
     "tasks-have-their-profile": "delete from tenure.profiles",
+    "erased-tasks-keep-nothing": "insert into tenure.erasures"
+    f" values ({DELIVERED}, 'default', now(), 'any', 'any')",
     "repetitions-are-of-ended-tasks": "update tenure.tasks set retry_of = task_id"
     f" where task_id = {OPEN}",
     "attempts-are-of-a-task": f"delete from tenure.tasks where task_id = {DELIVERED}",

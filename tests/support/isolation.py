@@ -149,7 +149,7 @@ class DatabaseServer:
 _STATE = (
     "commands", "task_types", "tasks", "task_inputs", "attempts", "reservations", "nodes",
     "incarnations", "receipts", "renewals", "intake", "intake_roles", "log", "profiles",
-    "executables", "fact_changes",
+    "executables", "fact_changes", "erasures",
 )  # fmt: skip
 
 

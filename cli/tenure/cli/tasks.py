@@ -27,8 +27,8 @@ from tenure.contract.tasks import ReceiptView, TaskView
 if TYPE_CHECKING:
     from tenure.client import AsyncClient
 
-app = App(name="task", help="See, cancel, hold, release, revoke and retry tasks.")
-for verb in (verbs.cancel, verbs.hold, verbs.release, verbs.retry):
+app = App(name="task", help="See, cancel, hold, release, revoke, retry and erase tasks.")
+for verb in (verbs.cancel, verbs.hold, verbs.release, verbs.retry, verbs.erase):
     app.command(verb)
 
 PATIENCE_SECONDS: Final = 5.0

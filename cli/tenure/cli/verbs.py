@@ -14,6 +14,7 @@ from tenure.contract.states import TaskState
 ONE: Final = Many()
 _OPEN: Final = frozenset({TaskState.OPEN})
 _HELD: Final = frozenset({TaskState.HELD})
+_ENDED: Final = frozenset(TaskState) - _OPEN - _HELD
 _DONE_AGAIN: Final = frozenset({TaskState.FAILED, TaskState.CANCELLED, TaskState.EXPIRED})
 
 
@@ -109,6 +110,33 @@ def retry(
     if reply.new_task_id is not None:
         words = f"stays {reply.state.value}; task {reply.new_task_id} does the same again"
     print_word(reply, words, output)
+
+
+def erase(
+    task_id: TaskIdWord | None = None,
+    /,
+    *,
+    many: Many = ONE,
+    reason: Annotated[str, Parameter(help="Why, for those who find it erased.")],
+    output: Output = "table",
+) -> None:
+    """Erase input, outputs and messages of an ended task for good. Its record stays."""
+    refuse_both(task_id, many)
+    if task_id is None:
+        about_many(
+            Verb("erase", _ENDED, lambda client, one: client.task(one).erase(reason)), many, output
+        )
+        return
+
+    async def ask() -> Any:
+        async with open_client() as client:
+            return await client.task(task_id).erase(reason)
+
+    erasure = asyncio.run(ask())
+    if output == "json":
+        print_json(erasure)
+    else:
+        print(f"task {erasure.task_id}: erased by {erasure.erased_by}: {erasure.reason}")
 
 
 def print_word(reply: Any, words: str, output: Output) -> None:

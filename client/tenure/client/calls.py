@@ -31,6 +31,7 @@ from tenure.contract.tasks import (
     MAX_WAIT_SECONDS,
     BatchReply,
     CancelReply,
+    Erasure,
     IntakeList,
     IntakeRetried,
     InterventionReply,
@@ -264,6 +265,12 @@ def hold(task_id: str, reason: str) -> Plan[InterventionReply]:
     """Begin nothing of a task until it is released."""
     body = to_json({"reason": reason})
     return (yield Call("POST", task_path(task_id, "/hold"), body=body)).read(InterventionReply)
+
+
+def erase(task_id: str, reason: str) -> Plan[Erasure]:
+    """Erase what an ended task was about."""
+    body = to_json({"reason": reason})
+    return (yield Call("POST", task_path(task_id, "/erase"), body=body)).read(Erasure)
 
 
 def release(task_id: str) -> Plan[InterventionReply]:

@@ -12,7 +12,8 @@ TenureError                      code, message, what to do next
         ├── TaskFailed           task_failed
         ├── TaskCancelled        task_cancelled
         ├── TaskExpired          task_expired: its deadline passed
-        └── TaskHeld             task_held: it waits for a decision of a person
+        ├── TaskHeld             task_held: it waits for a decision of a person
+        └── TaskErased           task_erased: it was delivered, and its output was erased since
 """
 
 from collections.abc import Sequence
@@ -129,3 +130,9 @@ class TaskHeld(NotDelivered):
     """It waits for a decision of a person; the reason says why."""
 
     code = "task_held"
+
+
+class TaskErased(NotDelivered):
+    """It was delivered, and an operator has erased its output since."""
+
+    code = "task_erased"

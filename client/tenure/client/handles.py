@@ -11,6 +11,7 @@ from tenure.client.errors import (
     NotDelivered,
     Refused,
     TaskCancelled,
+    TaskErased,
     TaskExpired,
     TaskFailed,
     TaskHeld,
@@ -21,6 +22,7 @@ from tenure.contract.scheduling import Why
 from tenure.contract.states import TaskState
 from tenure.contract.tasks import (
     CancelReply,
+    Erasure,
     InterventionReply,
     ReceiptList,
     RetryReply,
@@ -45,7 +47,7 @@ class _Handle(Generic[OutputT]):
         return f"<{type(self).__name__} {self.task_id}>"
 
     def _output(self, result: TaskResult) -> OutputT:
-        if result.state is TaskState.DELIVERED:
+        if result.state is TaskState.DELIVERED and not result.erased:
             return self._read_output(result.output)
         raise not_delivered(result)
 
@@ -70,7 +72,7 @@ class TaskHandle(_Handle[OutputT]):
         ``timeout`` in seconds; None waits as long as it takes. A coordinator that is away in the
         meantime is waited for: until the timeout, without one for the client's ``retry_seconds``.
 
-        Raises TaskFailed, TaskCancelled, TaskExpired, TaskHeld, ResultTimeout, Refused,
+        Raises TaskFailed, TaskCancelled, TaskExpired, TaskHeld, TaskErased, ResultTimeout, Refused,
         Unreachable, and UnreadableReply when the output does not fit the declared model.
         """
         return self._output(self.outcome(timeout=timeout))
@@ -140,6 +142,14 @@ class TaskHandle(_Handle[OutputT]):
         """
         return self._http.run(calls.retry(self.task_id))
 
+    def erase(self, reason: str) -> Erasure:
+        """Erase its input, outputs and messages for good once it has ended; its record stays, with
+        who erased it and why. For operators.
+
+        Raises Refused (``wrong_state`` while it goes on), Unreachable, UnreadableReply.
+        """
+        return self._http.run(calls.erase(self.task_id, reason))
+
     def receipts(self) -> ReceiptList:
         """Every delivery submission with its content: the active one, and what is evidence.
 
@@ -168,7 +178,7 @@ class AsyncTaskHandle(_Handle[OutputT]):
         ``timeout`` in seconds; None waits as long as it takes. A coordinator that is away in the
         meantime is waited for: until the timeout, without one for the client's ``retry_seconds``.
 
-        Raises TaskFailed, TaskCancelled, TaskExpired, TaskHeld, ResultTimeout, Refused,
+        Raises TaskFailed, TaskCancelled, TaskExpired, TaskHeld, TaskErased, ResultTimeout, Refused,
         Unreachable, and UnreadableReply when the output does not fit the declared model.
         """
         return self._output(await self.outcome(timeout=timeout))
@@ -238,6 +248,14 @@ class AsyncTaskHandle(_Handle[OutputT]):
         """
         return await self._http.run(calls.retry(self.task_id))
 
+    async def erase(self, reason: str) -> Erasure:
+        """Erase its input, outputs and messages for good once it has ended; its record stays, with
+        who erased it and why. For operators.
+
+        Raises Refused (``wrong_state`` while it goes on), Unreachable, UnreadableReply.
+        """
+        return await self._http.run(calls.erase(self.task_id, reason))
+
     async def receipts(self) -> ReceiptList:
         """Every delivery submission with its content: the active one, and what is evidence.
 
@@ -249,6 +267,8 @@ class AsyncTaskHandle(_Handle[OutputT]):
 def not_delivered(result: TaskResult) -> NotDelivered:
     """The error for a task that ended, or is held, without an output."""
     match result.state:
+        case TaskState.DELIVERED:
+            return TaskErased(result)
         case TaskState.FAILED:
             return TaskFailed(result)
         case TaskState.CANCELLED:

@@ -93,6 +93,7 @@ class ReceiptContent(ReceiptView):
     """A delivery submission with what it delivered."""
 
     output: Any
+    erased: bool = Field(default=False, description="the output was erased")
 
 
 class ReceiptList(Frozen):
@@ -172,6 +173,22 @@ class TaskSummary(Frozen):
     node_id: str | None
 
 
+class ErasureRequest(Frozen):
+    """``POST /v1/tasks/{task_id}/erase``: what an ended task was about goes for good."""
+
+    reason: str = Field(min_length=1, max_length=2000, description="why, for people")
+
+
+class Erasure(Frozen):
+    """An erasure, as it was done first: input, outputs and messages of a task are gone, its record
+    is there."""
+
+    task_id: str
+    erased_at: datetime
+    erased_by: str
+    reason: str
+
+
 class TaskView(TaskSummary):
     """``GET /v1/tasks/{task_id}``: the whole story."""
 
@@ -200,6 +217,9 @@ class TaskView(TaskSummary):
     timeline_complete: bool = Field(
         default=True, description="false: its first events are no longer kept"
     )
+    erasure: Erasure | None = Field(
+        default=None, description="who erased its input, outputs and messages; null: nobody"
+    )
 
 
 class TaskResult(Frozen):
@@ -212,6 +232,7 @@ class TaskResult(Frozen):
     message: str | None
     attempt_id: str | None
     output: Any
+    erased: bool = Field(default=False, description="it was delivered, and its output was erased")
 
 
 class TaskList(Frozen):

@@ -2,7 +2,14 @@
 
 from tenure.contract.codes import Code
 from tenure.contract.scheduling import ProfileMove
-from tenure.contract.tasks import HoldRequest, InterventionReply, ReceiptList, RetryReply
+from tenure.contract.tasks import (
+    Erasure,
+    ErasureRequest,
+    HoldRequest,
+    InterventionReply,
+    ReceiptList,
+    RetryReply,
+)
 from tenure.coordinator.api.applications import NEVER_TAKEN_IN
 from tenure.coordinator.api.endpoint import READERS, Endpoint
 from tenure.coordinator.api.executors import Nothing
@@ -26,6 +33,18 @@ def intervention_endpoints(tasks: Interventions, gate: Gate) -> tuple[Endpoint, 
             tasks.receipts,
             ReceiptList,
             codes=(Code.NOT_FOUND, *NEVER_TAKEN_IN),
+        ),
+        Endpoint(
+            "POST",
+            "/v1/tasks/{task_id}/erase",
+            "erase",
+            "Erase the input, outputs and messages of an ended task; its record stays",
+            _OPERATORS,
+            tasks.erase,
+            Erasure,
+            body=ErasureRequest,
+            gate=gate,
+            codes=_REFUSALS,
         ),
         Endpoint(
             "POST",

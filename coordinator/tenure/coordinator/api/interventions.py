@@ -14,6 +14,7 @@ from tenure.contract.ids import CommandId, TaskId
 from tenure.contract.scheduling import ProfileMove
 from tenure.contract.states import TaskState
 from tenure.contract.tasks import (
+    ErasureRequest,
     HoldRequest,
     InterventionReply,
     ReceiptList,
@@ -79,6 +80,12 @@ class Interventions:
         view = await self._reads.task(call.identity.tenant, task_id)
         if view is None:
             raise await absent(self._reads, call, task_id)
+        if view.state in DONE_AGAIN and view.erasure is not None and view.retried_by is None:
+            raise RequestRefused(
+                Code.WRONG_STATE,
+                f"Task {task_id!r}: its input was erased.",
+                next_step="Submit it as a new task, with its input.",
+            )
         if view.state in DONE_AGAIN:
             new_task_id = view.retried_by or await self._submit_again(call, view)
             return Answer(
@@ -94,6 +101,30 @@ class Interventions:
         )
         log.info("task is tried again", by=call.identity.name, task_id=task_id)
         return Answer(RetryReply(task_id=task_id, state=_state(reply), outcome="waiting"))
+
+    async def erase(self, call: Call) -> Answer:
+        """Erase what an ended task was about. Asking again gives the first answer."""
+        request = read_model(await call.body(), ErasureRequest)
+        check_value(request.reason, "reason")
+        task_id, who = task_id_of(call), call.identity
+        outcome, erasure = await self._reads.erase(
+            who.tenant, task_id, by=who.name, reason=request.reason
+        )
+        if outcome == "absent":
+            raise await absent(self._reads, call, task_id)
+        if outcome == "unconfirmed":
+            raise RequestRefused(
+                Code.AUTHORITY_UNCONFIRMED,
+                "The authority is in doubt: nothing is erased meanwhile.",
+            )
+        if erasure is None:
+            raise RequestRefused(
+                Code.WRONG_STATE,
+                f"Task {task_id!r} has not ended.",
+                next_step="Cancel it, or wait for its end; then erase it.",
+            )
+        log.info("task erased", by=who.name, task_id=task_id, reason=request.reason)
+        return Answer(erasure)
 
     async def receipts(self, call: Call) -> Answer:
         """Every delivery submission of a task with its content, the late ones too (LATE-02)."""

@@ -23,9 +23,10 @@ grant select on
     tenure.subscriptions
 to :"relay";
 
-grant select on tenure.retention, tenure.retention_policies to :"coordinator";
+grant select on tenure.retention, tenure.retention_policies, tenure.erasures to :"coordinator";
 grant execute on function
     tenure.ensure_log_partitions(integer),
+    tenure.erase_task(text, uuid, text, text),
     tenure.set_retention(integer, jsonb, text, text),
     tenure.remove_old(text, integer),
     tenure.cut_log(),

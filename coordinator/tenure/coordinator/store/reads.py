@@ -35,6 +35,7 @@ from tenure.contract.states import (
 )
 from tenure.contract.tasks import (
     AttemptView,
+    Erasure,
     IntakeEntry,
     IntakeList,
     NodeView,
@@ -110,6 +111,7 @@ class Reads:
             output=views.parsed(row["output"]),
             attempt_list=_ATTEMPTS.validate_json(row["attempt_list"]),
             receipts=_RECEIPTS.validate_json(row["receipts"]),
+            erasure=None if row["erasure"] is None else Erasure.model_validate_json(row["erasure"]),
             timeline=timeline,
             # Events go oldest first: where the first one is, all are.
             timeline_complete=any(
@@ -121,6 +123,18 @@ class Reads:
         """Every delivery submission of a task with its content."""
         row = await self._one(_TASKS["receipts"], tenant, task_id)
         return None if row is None else _CONTENTS.validate_json(row["receipts"])
+
+    async def erase(
+        self, tenant: TenantId, task_id: str, *, by: str, reason: str
+    ) -> tuple[str, Erasure | None]:
+        """Erase what a task was about: what came of that, as ``erase_task`` says. A call that
+        writes: repeated, it gives the first erasure."""
+        (row,) = await self._reader.fetch(_TASKS["erase"], tenant, task_id, by, reason)
+        outcome = row["outcome"]
+        if outcome != "erased":
+            return outcome, None
+        fields = {name: row[name] for name in ("erased_at", "erased_by", "reason")}
+        return outcome, Erasure(task_id=task_id, **fields)
 
     async def result(self, tenant: TenantId, task_id: str) -> ResultAt | None:
         """The short form, with the head of the log that it was read at."""
@@ -137,6 +151,7 @@ class Reads:
                 message=row["message"],
                 attempt_id=row["attempt_id"],
                 output=views.parsed(row["output"]),
+                erased=row["erased"],
             ),
             row["head"],
             None if row["intake_state"] is None else views.enqueued(row, row["intake_state"]),

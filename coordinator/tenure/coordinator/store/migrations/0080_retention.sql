@@ -151,6 +151,7 @@ begin
             delete from task_inputs where task_id = any (v_ids);
             delete from attempts where task_id = any (v_ids);
             delete from receipts where task_id = any (v_ids);
+            delete from erasures where task_id = any (v_ids);
         end if;
         return v_rows;
     when 'commands' then

@@ -19,6 +19,10 @@ select
     current_attempt.state as attempt_state,
     latest.node_id,
     i.input::text as input,
+    (select to_json(e)::text from (
+        select task_id, erased_at, erased_by, reason from tenure.erasures
+        where task_id = t.task_id
+    ) e) as erasure,
     r.output::text as output,
     (
         select coalesce(json_agg(a order by a.ordinal), '[]')::text
@@ -62,7 +66,7 @@ select t.task_id, (
         select
             receipt_id, attempt_id, node_id, admitted, code, admitted_at, state_version,
             generation, fencing_token, encode(content_digest, 'hex') as content_digest, enforced,
-            output
+            output, output is null as erased
         from tenure.receipts
         where task_id = t.task_id
     ) d
@@ -78,6 +82,7 @@ select
     t.current_attempt_id::text as attempt_id,
     a.state as attempt_state,
     r.output::text as output,
+    r.receipt_id is not null and r.output is null as erased,
     coalesce((select l.position from tenure.log l order by l.position desc limit 1), 0) as head,
     null as intake_state, null as code
 from tenure.tasks t
@@ -88,7 +93,7 @@ where t.tenant = $1 and t.task_id = $2::uuid
 union all (
     -- Enqueued, and not a task so far. By the same statement, or it could be missed in between.
     select
-        q.task_id::text, 'open', null, q.message, null, null, null,
+        q.task_id::text, 'open', null, q.message, null, null, null, false,
         coalesce((select l.position from tenure.log l order by l.position desc limit 1), 0),
         q.state, q.code
     from tenure.intake q
@@ -177,3 +182,6 @@ from (
         limit $2
     ) found
 ) ended
+
+-- name: erase
+select outcome, erased_at, erased_by, reason from tenure.erase_task($1, $2::uuid, $3, $4)

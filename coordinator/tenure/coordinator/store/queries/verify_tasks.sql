@@ -258,6 +258,25 @@ from tenure.tasks t
 where t.task_id > $1 and t.task_id <= $2 and not exists (
     select from tenure.profiles p where p.tenant = t.tenant and p.digest = t.profile_digest)
 
+-- name: erased-tasks-keep-nothing
+select 'task ' || t.task_id as subject, 'was erased and still has ' || concat_ws(', ',
+    case when i.task_id is not null then 'an input' end,
+    case when r.outputs > 0 then r.outputs || ' outputs' end,
+    case when m.messages > 0 then m.messages || ' messages' end) as detail
+from tenure.tasks t
+join tenure.erasures e on e.task_id = t.task_id
+left join tenure.task_inputs i on i.task_id = t.task_id
+cross join lateral (
+    select count(*) as outputs from tenure.receipts c
+    where c.task_id = t.task_id and c.output is not null
+) r
+cross join lateral (
+    select count(a.message) + case when t.message is null then 0 else 1 end as messages
+    from tenure.attempts a where a.task_id = t.task_id
+) m
+where t.task_id > $1 and t.task_id <= $2
+  and (t.ended_at is null or i.task_id is not null or r.outputs > 0 or m.messages > 0)
+
 -- name: repetitions-are-of-ended-tasks
 select 'task ' || t.task_id as subject,
     format('does task %s again, which %s', t.retry_of,
