@@ -22,7 +22,8 @@ class Reads:
 
     async def result(self, tenant: str, task_id: str) -> ResultAt:
         result: dict[str, Any] = dict.fromkeys(TaskResult.model_fields)
-        result |= {"task_id": task_id, "state": TaskState.OPEN, "phase": self.phases.pop(0)}
+        phase = self.phases.pop(0)
+        result |= {"task_id": task_id, "state": TaskState.OPEN, "phase": phase, "erased": False}
         return ResultAt(TaskResult.model_validate(result), head=1, enqueued=None)
 
 
