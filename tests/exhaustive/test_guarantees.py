@@ -61,6 +61,7 @@ def table(name: str) -> list[list[str]]:
 
 OUTCOMES = table("outcomes")
 BEFORE = {row[0]: row[2] for row in table("before")}
+LOST = {"waits, a loss": 1, "waits, three losses": 3}
 CANCELLED, PASSED, EXHAUSTED, TENTH = BEFORE.values()
 
 
@@ -88,6 +89,12 @@ class Ended:
         handed_back = self.attempt.reason in (Reason.AUTHORITY_LOST, Reason.NODE_DRAINING)
         if "none would help" in reason:
             return not self.retryable
+        if self.attempt.reason == Reason.DIED_ALONE or f"`{Reason.DIED_ALONE}`" in reason:
+            return (
+                self.retryable
+                and self.attempt.reason == Reason.DIED_ALONE
+                and f"`{Reason.DIED_ALONE}`" in reason
+            )
         return self.retryable and handed_back is (f"`{Reason.AUTHORITY_LOST}`" in reason)
 
     def expected(self) -> str:
@@ -104,7 +111,7 @@ class Ended:
             return PASSED
         if says == "waits, a failure" and self.task.failures + 1 == self.task.max_attempts:
             return EXHAUSTED
-        if says == "waits, a loss" and self.task.losses + 1 == LOSSES_UNTIL_HELD:
+        if says in LOST and self.task.losses + LOST[says] >= LOSSES_UNTIL_HELD:
             return TENTH
         return says
 
@@ -119,9 +126,14 @@ class Ended:
             return f"{change.state.value}, `{change.reason}`"
         assert change.reason is None
         counts = (change.failures - task.failures, change.losses - task.losses)
-        words = {(1, 0): "waits, a failure", (0, 1): "waits, a loss", (0, 0): "waits"}[counts]
+        words = {
+            (1, 0): "waits, a failure",
+            (0, 1): "waits, a loss",
+            (0, 3): "waits, three losses",
+            (0, 0): "waits",
+        }[counts]
         # What failed waits; what was lost waits from the second time on; the rest does not.
-        delayed = counts == (1, 0) or (counts == (0, 1) and task.losses > 0)
+        delayed = counts in ((1, 0), (0, 3)) or (counts == (0, 1) and task.losses > 0)
         assert (change.delay is not None) is delayed
         return words
 

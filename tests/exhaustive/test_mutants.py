@@ -129,7 +129,7 @@ MUTANTS = (
     Mutant("three attempts", outcomes.consequence, "failures >= task.max_attempts", "False"),
     Mutant("cancellations", outcomes.consequence, "task.cancel_requested_at is not None", "False"),
     Mutant("deadlines", outcomes.consequence, "if past_deadline", "if False"),
-    Mutant(SLOW, outcomes._run_again, "task.losses + 1", "task.losses"),
+    Mutant(SLOW, outcomes._run_again, "task.losses + weight", "task.losses"),
     Mutant("operators", outcomes.held, "sequence=task.sequence + 1", "sequence=task.sequence"),
     Mutant(SLOW, task.cancel, "task.state in TERMINAL_TASK_STATES", "False"),
     Mutant(

@@ -70,6 +70,7 @@ class Reason(StrEnum):
     TIME_LIMIT = "time_limit"  # the handler ran longer than its type may
     RESOURCE_LIMIT = "resource_limit"  # its process took more than its reservation or limits
     PROCESS_DIED = "process_died"  # its process ended without an output
+    DIED_ALONE = "died_alone"  # so did that of a suspect, which ran alone
     COMMAND_FAILED = "command_failed"  # the program ended with another exit status than 0
     PROGRAM_CHANGED = "program_changed"  # the program is not the one that was declared
     OUT_OF_SCOPE = "out_of_scope"  # the handler tried what its lease does not permit

@@ -331,6 +331,10 @@ class ReportReply(Frozen):
     expires_at: datetime | None = None
     lease: LeaseTerms | None = Field(default=None, description="that this lease was granted under")
     cancel_requested: bool = False
+    suspect: bool = Field(
+        default=False,
+        description="attempts of the task were lost: run it alone, in a process of its own",
+    )
     input: Any = Field(default=None, description="with accept and take")
     scope: Scope | None = Field(default=None, description="what the lease permits; with these too")
     task_type: str | None = None

@@ -195,7 +195,10 @@ class TaskView(TaskSummary):
     tenant: str
     message: str | None
     failures: int
-    losses: int = Field(description="attempts whose authority ended in the middle, or handed back")
+    losses: int = Field(
+        description="attempts whose authority ended in the middle, or handed back; one that ended"
+        " its own process while it ran alone counts three times"
+    )
     max_attempts: int
     effects: str
     profile_digest: str = Field(description="of the workload profile that it is frozen under")

@@ -90,3 +90,15 @@ def _files_of(module: ModuleType) -> dict[str, Path]:
         }
     file = getattr(module, "__file__", None)
     return {} if file is None else {Path(file).name: Path(file)}
+
+
+def place_of(app: Executor) -> str | None:
+    """Where another process finds the executor, ``module:name``; None where no module that can be
+    imported holds it."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name == "__main__" or getattr(module, "__file__", None) is None:
+            continue
+        for name, value in list(vars(module).items()):
+            if value is app:
+                return f"{module_name}:{name}"
+    return None

@@ -34,6 +34,7 @@ class Execution:
     input: BaseModel | None = None
     output: object = None
     handler: asyncio.Task[object] | None = None
+    suspect: bool = False  # attempts of the task were lost: it runs alone
     kept_aside: bool = False  # it goes on without authority; its output will be evidence only
     enforced: Enforcement | None = None
     seen_token: int | None = None  # of a successor, as a receiver has seen it

@@ -36,6 +36,9 @@ class ExecutorMetrics:
         self.lease_lost = self._counters(
             "lease_lost", "Attempts ended because their authority was over.", ("task_type",)
         )
+        self.suspects = self._counters(
+            "suspects", "Attempts run alone, since earlier ones were lost.", ("task_type",)
+        )
         handler_seconds = Histogram(
             "tenure_executor_handler_seconds",
             "Seconds that handlers ran.",

@@ -209,6 +209,7 @@ class Pipeline:
             input=reply.input if isinstance(reply.input, dict) else None,
         )
         execution.raw_input = reply.input
+        execution.suspect = reply.suspect
         self._renewals.hold(execution.lease)
         self._authority_changed()
         if reply.cancel_requested and execution.stop is None:
@@ -277,9 +278,15 @@ class Pipeline:
 
     async def _called(self, execution: Execution, context: Context[Any]) -> object:
         declaration, input = execution.declaration, _present(execution.input)
-        if declaration.runs_in == "executor":
+        sandbox = self._sandbox
+        if declaration.runs_in == "executor" and not (
+            execution.suspect and sandbox is not None and sandbox.can_run_alone
+        ):
             return await call(declaration, input, context)
-        return await _present(self._sandbox).run(
+        if declaration.runs_in == "executor":
+            log.warning("attempts of this task were lost: it runs alone, in a process of its own")
+            self._metrics.suspects.labels(task_type=execution.assignment.task_type).inc()
+        return await _present(sandbox).run(
             declaration, input, context, _present(execution.lease), execution.note_enforced
         )
 
@@ -335,7 +342,11 @@ class Pipeline:
                 "handler failed", reason=error.reason, error=error.message,
                 exception=error.traceback or None,
             )  # fmt: skip
-            return self._failed(execution, error.reason, error.message)
+            alone = execution.suspect and execution.declaration.runs_in == "executor"
+            died = error.reason is Reason.PROCESS_DIED and alone
+            return self._failed(
+                execution, Reason.DIED_ALONE if died else error.reason, error.message
+            )
         return self._handler_failed(execution, error)
 
     def _authority_lost(self, execution: Execution, error: AuthorityError) -> Ending:

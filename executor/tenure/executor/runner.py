@@ -18,7 +18,7 @@ from tenure.executor.app import Executor
 from tenure.executor.clock import counts_suspend, system_clock
 from tenure.executor.config import ExecutorSettings
 from tenure.executor.errors import DeclarationError, LifespanFailed, NodeGone
-from tenure.executor.executable import executable_of_app
+from tenure.executor.executable import executable_of_app, place_of
 from tenure.executor.http import Coordinator
 from tenure.executor.inbox import Inbox, inbox_path
 from tenure.executor.isolation.sandbox import Sandbox
@@ -84,7 +84,11 @@ async def run_until(
             handlers=app.handlers,
             software=f"{app.name} {app.version}",
             executable=executable_of_app(app, build_digest=settings.build_digest),
-            sandbox=Sandbox(settings.place, output_limit_bytes=settings.output_limit_bytes),
+            sandbox=Sandbox(
+                settings.place,
+                output_limit_bytes=settings.output_limit_bytes,
+                application=place_of(app),
+            ),
             resources=resources,
             coordinator=coordinator,
             inbox=inbox,

@@ -13,7 +13,7 @@ from tenure.contract.states import (
     Effects,
     TaskState,
 )
-from tenure.coordinator.core.commands import AnyCommand
+from tenure.coordinator.core.commands import AnyCommand, Take
 from tenure.coordinator.core.decisions import (
     Accepted,
     Answered,
@@ -33,6 +33,7 @@ from tests.support.deciding import (
     task_change,
 )
 from tests.support.rows import (
+    ABOUT_ATTEMPT,
     ALLOCATE,
     ATTEMPT,
     CANCEL,
@@ -162,6 +163,24 @@ def test_work_that_its_executor_hands_back_counts_as_lost(effects: Effects, reas
         assert (change.state, change.reason, change.losses) == held
     else:
         assert (change.state, change.reason, change.losses) == (TaskState.OPEN, None, 1)
+
+
+@pytest.mark.requirement("STATE-05")
+def test_a_suspect_that_dies_alone_is_held_after_the_third_time() -> None:
+    died = replace(FAIL, reason=Reason.DIED_ALONE)
+    task = replace(TASK, losses=1)
+    for losses in (4, 7):
+        change = task_change(accepted(died, with_attempt(R, task=task)))
+        assert (change.state, change.losses, change.failures) == (TaskState.OPEN, losses, 0)
+        task = replace(task, losses=change.losses)
+    change = task_change(accepted(died, with_attempt(R, task=task)))
+    assert (change.state, change.reason) == (TaskState.HELD, Reason.LOST_REPEATEDLY)
+
+
+@pytest.mark.parametrize(("losses", "suspect"), [(0, False), (1, True), (7, True)])
+def test_who_takes_a_task_that_was_lost_is_told_to_run_it_alone(losses: int, suspect: bool) -> None:
+    decision = accepted(Take(**ABOUT_ATTEMPT), with_attempt(S, task=replace(TASK, losses=losses)))
+    assert decision.reply.suspect is suspect
 
 
 @pytest.mark.parametrize("losses", range(LOSSES_UNTIL_HELD))

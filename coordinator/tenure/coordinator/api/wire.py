@@ -252,6 +252,7 @@ def report_reply(report_id: str, outcome: decisions.Outcome) -> ReportReply:
         remaining_seconds=_remaining(reply.expires_at, outcome.now),
         expires_at=None if reply.expires_at is None else moment(reply.expires_at),
         cancel_requested=reply.cancel_requested,
+        suspect=reply.suspect,
         input=None if outcome.input_text is None else from_json(outcome.input_text),
         scope=None if outcome.scope_text is None else _scope(outcome.scope_text),
         task_type=outcome.task_type,

@@ -35,7 +35,7 @@ from tenure.coordinator.core.happenings import (
     task_became,
     unchanged,
 )
-from tenure.coordinator.core.outcomes import End, consequence, end_of_failure
+from tenure.coordinator.core.outcomes import End, consequence, end_of_failure, suspect
 from tenure.coordinator.core.rows import AttemptRow, TaskRow
 from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot
 
@@ -106,7 +106,7 @@ def _advance(
         events.append(after(events[-1], step, event_id))
     return Accepted(
         reads=reads_of(snapshot, task, attempt, lease_live=True),
-        reply=_reply(task, attempt, steps[-1], task.state),
+        reply=replace(_reply(task, attempt, steps[-1], task.state), suspect=suspect(task)),
         writes=(
             AttemptChanged(
                 attempt.attempt_id, steps[-1], None, None, attempt.sequence + len(steps)

@@ -272,6 +272,7 @@ class Reply:
     expires_at: int | None = None
     policy_version: int | None = None  # that the lease was granted under, with ``expires_at``
     cancel_requested: bool = False
+    suspect: bool = False
     receipt_id: str | None = None
     state_version: int | None = None
     generation: int | None = None

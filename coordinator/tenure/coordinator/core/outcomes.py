@@ -19,6 +19,9 @@ from tenure.coordinator.core.snapshot import LeasePolicy
 LOSSES_UNTIL_HELD: Final = 10
 """A task that takes its process down with it must not take down the fleet."""
 
+LOSSES_OF_A_DEATH_ALONE: Final = 3
+"""What one counts that nobody else can be blamed for: after the first loss, the third holds it."""
+
 
 class End(StrEnum):
     """How an attempt ended, as far as its task is concerned."""
@@ -26,6 +29,7 @@ class End(StrEnum):
     DELIVERED = "delivered"
     FAILED = "failed"  # the handler failed, or asked for another attempt
     FAILED_FOR_GOOD = "failed_for_good"  # another attempt would not help
+    DIED_ALONE = "died_alone"  # it ended its own process, in which nothing else ran
     HANDED_BACK = "handed_back"  # ended in the middle of its work by its executor
     REJECTED = "rejected"  # not taken; another node may
     CANCEL_CONFIRMED = "cancel_confirmed"
@@ -56,6 +60,7 @@ TABLE: Final[Mapping[End, Mapping[Effects, Then]]] = {
     End.DELIVERED: _whatever(Then.DELIVERED),
     End.FAILED: _whatever(Then.TRIED_AGAIN),
     End.FAILED_FOR_GOOD: _whatever(Then.FAILED),
+    End.DIED_ALONE: {**_whatever(Then.RUN_AGAIN), Effects.UNGUARDED: Then.HELD},
     End.HANDED_BACK: {**_whatever(Then.RUN_AGAIN), Effects.UNGUARDED: Then.HELD},
     End.REJECTED: _whatever(Then.ANOTHER_NODE),
     End.CANCEL_CONFIRMED: _whatever(Then.CANCELLED),
@@ -73,6 +78,8 @@ def end_of_failure(reason: str, *, retryable: bool) -> End:
     """How an attempt ended that was reported as failed."""
     if not retryable:
         return End.FAILED_FOR_GOOD
+    if reason == Reason.DIED_ALONE:
+        return End.DIED_ALONE
     return End.HANDED_BACK if reason in HANDED_BACK else End.FAILED
 
 
@@ -107,7 +114,8 @@ def consequence(
             drawn = retry_delay(policy, failures, jitter)
             return _open(counted, drawn if asked_delay is None else asked_delay)
         case Then.RUN_AGAIN:
-            return _run_again(task, policy, jitter)
+            weight = LOSSES_OF_A_DEATH_ALONE if end is End.DIED_ALONE else 1
+            return _run_again(task, policy, jitter, weight)
         case Then.HELD:
             return held(task, Reason.LOST_WITH_POSSIBLE_EFFECT, message)
         case _:
@@ -126,10 +134,16 @@ def held(task: TaskRow, reason: str, message: str | None) -> TaskChanged:
     )
 
 
-def _run_again(task: TaskRow, policy: LeasePolicy, jitter: float) -> TaskChanged:
+def suspect(task: TaskRow) -> bool:
+    """Whether the task may be what ended a process: it runs alone from now on, so that it takes
+    nobody down with it, and what happens then is its own doing."""
+    return task.losses > 0
+
+
+def _run_again(task: TaskRow, policy: LeasePolicy, jitter: float, weight: int) -> TaskChanged:
     """Being lost burns no attempt. The first time may be anybody's fault; a task that is lost again
     and again waits longer each time, and then for a person."""
-    losses = task.losses + 1
+    losses = task.losses + weight
     lost = replace(task, losses=losses)
     if losses >= LOSSES_UNTIL_HELD:
         return held(lost, Reason.LOST_REPEATEDLY, None)

@@ -21,8 +21,10 @@ from pydantic_core import to_json
 from tenure.contract.codes import Reason
 from tenure.contract.ids import AttemptId, FencingToken, TaskId
 from tenure.contract.scope import Scope
+from tenure.executor.app import Executor
 from tenure.executor.context import Context
-from tenure.executor.errors import AuthorityOver, Fail, OutOfScope, Retry
+from tenure.executor.errors import AuthorityError, Fail, OutOfScope, Retry, StaleToken
+from tenure.executor.handlers import call
 from tenure.executor.isolation.shared import Cell, SharedLease
 from tenure.executor.lease import Lease
 
@@ -30,14 +32,16 @@ _POLL_SECONDS: Final = 0.05
 _TRACEBACK_CHARACTERS: Final = 20_000
 
 
-class ProcessContext(Context[None]):
-    """As in the executor, without resources: what it opened cannot be shared with a process."""
+class ProcessContext(Context[Any]):
+    """As in the executor. ``resources`` is what this process has opened itself, if anything."""
 
-    def __init__(self, cell: Cell, lease: SharedLease, request: dict[str, Any]) -> None:
+    def __init__(
+        self, cell: Cell, lease: SharedLease, request: dict[str, Any], resources: object = None
+    ) -> None:
         super().__init__(
             lease=cast(Lease, lease),
             task_type=request["task_type"],
-            resources=None,
+            resources=resources,
             ordinal=request["ordinal"],
             scope=Scope.model_validate(request["scope"]),
             input=request["input"],
@@ -67,15 +71,18 @@ def main() -> None:
             fencing_token=FencingToken(request["fencing_token"]),
             tolerance_seconds=request["tolerance_seconds"],
         )
-        connection.sendall(_run(request, ProcessContext(cell, lease, request)) + b"\n")
+        connection.sendall(_run(request, cell, lease) + b"\n")
 
 
-def _run(request: dict[str, Any], context: Context[None]) -> bytes:
+def _run(request: dict[str, Any], cell: Cell, lease: SharedLease) -> bytes:
     """The answer, whatever happens in the handler."""
     try:
-        handler = _found(request["handler"])
-        model: type[BaseModel] = _found(request["input_type"])
-        output = handler(model.model_validate_json(to_json(request["input"])), context)
+        if request["application"] is None:
+            output = _found(request["handler"])(
+                _input(_found(request["input_type"]), request), ProcessContext(cell, lease, request)
+            )
+        else:
+            output = asyncio.run(_run_alone(_found(request["application"]), request, cell, lease))
         return to_json({"kind": "output", "output": output})
     except Fail as error:
         return to_json({"kind": "fail", "reason": error.reason, "message": error.message})
@@ -85,8 +92,9 @@ def _run(request: dict[str, Any], context: Context[None]) -> bytes:
         )
     except OutOfScope as error:
         return to_json({"kind": "out_of_scope", "message": error.message})
-    except AuthorityOver as error:
-        return to_json({"kind": "authority_over", "message": error.message})
+    except AuthorityError as error:
+        seen = error.seen_token if isinstance(error, StaleToken) else None
+        return to_json({"kind": "authority_over", "message": error.message, "seen_token": seen})
     except asyncio.CancelledError:
         return to_json({"kind": "stopped"})
     except MemoryError:
@@ -97,6 +105,30 @@ def _run(request: dict[str, Any], context: Context[None]) -> bytes:
         return _failed(reason, f"{type(error).__name__}: {error}")
     except BaseException as error:  # noqa: BLE001 - the executor tells the coordinator
         return _failed(Reason.HANDLER_FAILED, f"{type(error).__name__}: {error}")
+
+
+async def _run_alone(
+    app: Executor, request: dict[str, Any], cell: Cell, lease: SharedLease
+) -> object:
+    """A handler that is declared to run in the executor, with resources of its own. The fences of
+    its guards were raised by the executor."""
+    declaration = app.handlers[request["task_type"]]
+    async with app.open_resources() as resources:
+        context = ProcessContext(cell, lease, request, resources)
+        handler = asyncio.ensure_future(
+            call(declaration, _input(declaration.task_type.input, request), context)
+        )
+        loop = asyncio.get_running_loop()
+
+        def cancel() -> None:
+            loop.call_soon_threadsafe(handler.cancel)
+
+        with context.told_to_end(cancel):
+            return await handler
+
+
+def _input(model: type[BaseModel], request: dict[str, Any]) -> BaseModel:
+    return model.model_validate_json(to_json(request["input"]))
 
 
 def _failed(reason: Reason, message: str) -> bytes:

@@ -69,14 +69,18 @@ async def running(
     environment: Mapping[str, str],
     may_act: Callable[[], bool],
     keep: Sequence[int] = (),
+    apart: bool = True,
     **streams: Any,
 ) -> AsyncIterator[Child]:
     """The process of an attempt, for the length of the block; nothing of its group is left after.
 
-    ``name`` is unique; ``keep``: descriptors that it inherits; ``streams`` as of asyncio. Raises
-    RunEnded when it is not started.
+    ``name`` is unique; ``keep``: descriptors that it inherits; ``streams`` as of asyncio. Without
+    ``apart`` it is what the executor is, only a process of its own: same folder, account and
+    environment, as given. Raises RunEnded when it is not started.
     """
     command = declaration.command
+    if not apart:
+        place = Place()
     folder = await asyncio.to_thread(_make_folder, place)
     cgroup: Cgroup | None = None
     notes: list[str] = []
@@ -107,11 +111,8 @@ async def running(
                 }
                 process = await asyncio.create_subprocess_exec(
                     sys.executable, "-I", "-S", launch.__file__, json.dumps(spec),
-                    cwd=folder,
-                    env={
-                        "PATH": PATH, "LANG": "C.UTF-8", "HOME": folder, "TMPDIR": folder,
-                        **environment,
-                    },
+                    cwd=folder if apart else None,
+                    env={**_own_environment(folder), **environment} if apart else environment,
                     pass_fds=(told, *keep),
                     start_new_session=True,
                     **streams,
@@ -140,6 +141,10 @@ def _make_folder(place: Place) -> str:
     if place.account is not None:
         os.chown(folder, place.account.uid, place.account.gid)
     return folder
+
+
+def _own_environment(folder: str) -> dict[str, str]:
+    return {"PATH": PATH, "LANG": "C.UTF-8", "HOME": folder, "TMPDIR": folder}
 
 
 def _limits(declaration: HandlerDeclaration) -> dict[str, int]:
@@ -173,7 +178,7 @@ async def _began(
     for note in (notes := notes + enforced.pop("not_enforced")):
         log.warning("a limit is not enforced", limit=note, task_type=declaration.task_type.name)
     return Enforcement(
-        runs_in="process" if declaration.command is None else "command",
+        runs_in="command" if declaration.runs_in == "command" else "process",
         wall_seconds=declaration.time_limit_seconds,
         cgroup=cgroup is not None,
         not_enforced=tuple(note[:300] for note in notes),

@@ -8,6 +8,7 @@ they do: see ``process``.
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from tenure.contract.codes import Reason
 from tenure.contract.isolation import Enforcement
 from tenure.executor.context import Context
 from tenure.executor.declare import CommandResult, HandlerDeclaration
-from tenure.executor.errors import AuthorityOver, Fail, OutOfScope, Retry, RunEnded
+from tenure.executor.errors import AuthorityOver, Fail, OutOfScope, Retry, RunEnded, StaleToken
 from tenure.executor.isolation.deadlines import Deadlines
 from tenure.executor.isolation.place import Place
 from tenure.executor.isolation.process import Child, running
@@ -37,10 +38,20 @@ Record = Callable[[Enforcement], None]
 class Sandbox:
     """One for the process."""
 
-    def __init__(self, place: Place, *, output_limit_bytes: int) -> None:
+    def __init__(
+        self, place: Place, *, output_limit_bytes: int, application: str | None = None
+    ) -> None:
+        """``application``: where another process finds the executor, ``module:name``; None where
+        it cannot."""
         self._place = place
+        self._application = application
         self._output_limit_bytes = output_limit_bytes
         self._deadlines = Deadlines()
+
+    @property
+    def can_run_alone(self) -> bool:
+        """Whether a handler that is declared to run in the executor can run elsewhere."""
+        return self._application is not None
 
     async def run(
         self, declaration: HandlerDeclaration, input: BaseModel, context: Context[Any],
@@ -63,6 +74,14 @@ class Sandbox:
         self, declaration: HandlerDeclaration, input: BaseModel, context: Context[Any],
         lease: Lease, record: Record,
     ) -> object:  # fmt: skip
+        apart = declaration.runs_in == "process"
+        environment = {
+            "PYTHONPATH": ":".join(each for each in sys.path if each),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        if not apart:  # the application's own handler with its own resources, and no secret of ours
+            kept = {name: text for name, text in os.environ.items() if _is_the_applications(name)}
+            environment = {**kept, **environment}
         ours, theirs = socket.socketpair()
         cell = Cell.new()
         with (
@@ -82,19 +101,19 @@ class Sandbox:
                     name=context.attempt_id,
                     argv=(sys.executable, "-m", "tenure.executor.isolation.child"),
                     environment={
-                        "PYTHONPATH": ":".join(each for each in sys.path if each),
-                        "PYTHONDONTWRITEBYTECODE": "1",
+                        **environment,
                         "TENURE_CHANNEL": f"{theirs.fileno()},{cell.descriptor}",
                     },
                     may_act=lease.may_act,
                     keep=(theirs.fileno(), cell.descriptor),
+                    apart=apart,
                     stdin=asyncio.subprocess.DEVNULL,
                 ) as child:
                     theirs.close()
                     record(child.enforced)
                     line = b""
                     try:
-                        writer.write(_request(declaration, input, context, lease) + b"\n")
+                        writer.write(self._request(declaration, input, context, lease) + b"\n")
                         line = await reader.readline()
                     except ConnectionError:
                         pass  # it has ended
@@ -109,6 +128,31 @@ class Sandbox:
                     return _answer(declaration, line)
             finally:
                 writer.close()
+
+    def _request(
+        self,
+        declaration: HandlerDeclaration,
+        input: BaseModel,
+        context: Context[Any],
+        lease: Lease,
+    ) -> bytes:
+        task_type = declaration.task_type
+        apart = declaration.runs_in == "process"
+        return to_json(
+            {
+                "application": None if apart else self._application,
+                "handler": reference(declaration.handler) if apart else None,
+                "input_type": reference(task_type.input) if apart else None,
+                "input": input,
+                "task_type": task_type.name,
+                "task_id": context.task_id,
+                "attempt_id": context.attempt_id,
+                "fencing_token": context.fencing_token,
+                "tolerance_seconds": lease.tolerance_seconds,
+                "ordinal": context.ordinal,
+                "scope": context.scope.granted,
+            }
+        )
 
     async def _command(
         self, declaration: HandlerDeclaration, input: BaseModel, context: Context[Any],
@@ -170,24 +214,8 @@ def _copy(lease: Lease, cell: Cell) -> None:
     )
 
 
-def _request(
-    declaration: HandlerDeclaration, input: BaseModel, context: Context[Any], lease: Lease
-) -> bytes:
-    task_type = declaration.task_type
-    return to_json(
-        {
-            "handler": reference(declaration.handler),
-            "input_type": reference(task_type.input),
-            "input": input,
-            "task_type": task_type.name,
-            "task_id": context.task_id,
-            "attempt_id": context.attempt_id,
-            "fencing_token": context.fencing_token,
-            "tolerance_seconds": lease.tolerance_seconds,
-            "ordinal": context.ordinal,
-            "scope": context.scope.granted,
-        }
-    )
+def _is_the_applications(name: str) -> bool:
+    return not name.startswith("TENURE_")
 
 
 def reference(what: Any) -> str:
@@ -214,6 +242,8 @@ def _answer(declaration: HandlerDeclaration, line: bytes) -> object:
         case "out_of_scope":
             raise OutOfScope(said["message"])
         case "authority_over":
+            if said["seen_token"] is not None:
+                raise StaleToken(said["message"], seen_token=said["seen_token"])
             raise AuthorityOver(said["message"])
         case _:
             raise RunEnded(Reason(said["reason"]), said["message"], traceback=said["traceback"])

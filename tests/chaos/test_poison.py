@@ -1,0 +1,113 @@
+"""A task that ends every process it runs in, among good ones: only it is held."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenure.contract.codes import Reason
+from tenure.coordinator.core.outcomes import LOSSES_UNTIL_HELD
+from tests.support.coordinator import Fleet, fleet
+from tests.support.executors import EXECUTOR_TOKEN, attempts, registered, result
+from tests.support.isolation import BrokerSpace, FreshDatabase
+from tests.support.relays import relaying
+from tests.support.repository import REPOSITORY
+
+LEASE = {
+    "lease_seconds": 2.0,
+    "clock_tolerance_seconds": 0.2,
+    "node_silence_seconds": 2.0,
+    "retry_base_seconds": 0.1,
+}
+GOOD = 30
+
+
+@asynccontextmanager
+async def restarted(
+    api: Fleet, broker: BrokerSpace, folder: Path, node: str
+) -> AsyncIterator[list[int]]:
+    """An executor process that is started again whenever it ends; its pids so far."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
+    pids: list[int] = []
+    running: list[asyncio.subprocess.Process] = []
+
+    async def keep_running() -> None:
+        while True:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "tests.support.poison_app",
+                cwd=REPOSITORY,
+                env={
+                    **kept,
+                    "TENURE_URL": api.coordinator.url,
+                    "TENURE_TOKEN": EXECUTOR_TOKEN,
+                    "TENURE_BROKER_URL": broker.url,
+                    "TENURE_STATE_DIR": str(folder / node),
+                    "TENURE_NODE": node,
+                    "TENURE_SLOTS": "4",
+                    "TENURE_COMPARISON_SECONDS": "0.2",
+                    "TENURE_LOG_LEVEL": "error",
+                },
+            )
+            running[:] = [process]
+            pids.append(process.pid)
+            await process.wait()
+
+    keeping = asyncio.create_task(keep_running())
+    try:
+        yield pids
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        for process in running:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+async def view(api: Fleet, task_id: str) -> Any:
+    return (await api.operator.get(f"/v1/tasks/{task_id}")).json()
+
+
+@pytest.mark.requirement("STATE-05")
+async def test_only_the_task_that_ends_its_processes_is_held(
+    database: FreshDatabase, broker: BrokerSpace, tmp_path: Path
+) -> None:
+    """T11 and T21: what runs beside it is done, by messages as by comparison."""
+    cured = tmp_path / "cured"
+    async with (
+        fleet(database, broker, **LEASE) as api,
+        relaying(database.relay_url, broker.url, broker.name_prefix),
+        restarted(api, broker, tmp_path, "one") as ones,
+        restarted(api, broker, tmp_path, "two") as twos,
+    ):
+        await registered(api, "one", "two")
+        good = [await api.submit(type="dose", input={}) for _ in range(GOOD // 2)]
+        bad = await api.submit(type="dose", input={"poison": True, "until": str(cured)})
+        good += [await api.submit(type="dose", input={}) for _ in range(GOOD // 2)]
+        results = await asyncio.gather(*(result(api, task_id) for task_id in good))
+        assert [each["state"] for each in results] == ["delivered"] * GOOD
+        held = await _held(api, bad)
+        assert (held["reason"], held["losses"]) == (Reason.LOST_REPEATEDLY, LOSSES_UNTIL_HELD)
+        lost, *alone = sorted(await attempts(api, bad), key=lambda each: int(each["ordinal"]))
+        assert lost["state"] == "expired"
+        assert [each["reason"] for each in alone if each["started_at"]] == [Reason.DIED_ALONE] * 3
+        assert len(ones) + len(twos) == 3, "one executor was taken down, and once"
+        # A person may let it go on once it is cured.
+        cured.touch()
+        await api.operator.post(f"/v1/tasks/{bad}/retry")
+        output = (await result(api, bad))["output"]
+    assert output["pid"] in (*ones, *twos), "what is forgiven runs in the executor again"
+    assert output["opened_by"] == output["pid"]
+
+
+async def _held(api: Fleet, task_id: str) -> Any:
+    while (found := await view(api, task_id))["state"] != "held":
+        await api.application.get(f"/v1/tasks/{task_id}/result", wait=1)
+    return found
