@@ -162,7 +162,11 @@ class Coordinator:
                 commits, self._authority, payload_limit_bytes=settings.payload_limit_bytes
             ),
             "scheduler": Scheduler(commits, self._authority),
-            "sweeper": Sweeper(commits, self._authority),
+            "sweeper": Sweeper(
+                commits,
+                self._authority,
+                node_retired_seconds=settings.node_retired_seconds,
+            ),
             "reconciler": self._reconciler,
             "retention": self._retention,
         }

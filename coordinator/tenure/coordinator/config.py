@@ -146,6 +146,12 @@ class CoordinatorSettings(LogSettings, BrokerSettings, DatabaseSettings):
         default=300.0, description="the longest that any attempt waits"
     )
 
+    node_retired_seconds: Annotated[float, Field(gt=0, le=30 * 86_400)] = Field(
+        default=600.0,
+        description="after it a silent start of a node that holds nothing is gone, and its queue"
+        " goes",
+    )
+
     @model_validator(mode="after")
     def _terms_agree(self) -> Self:
         if self.lease_seconds <= self.clock_tolerance_seconds:

@@ -34,18 +34,24 @@ ACTOR: Final = "sweeper"
 BATCH: Final = 256
 TICK_SECONDS: Final = 0.5
 HOUSEKEEPING_SECONDS: Final = 30.0
-NODE_RETIRED_AFTER: Final = timedelta(minutes=10)
 PARTITIONS_AHEAD: Final = 2
 
 _QUERIES: Final = named_queries.load("loops.sql")
 
 
 class Sweeper:
-    """Runs on every replica; guards decide which of them ends what."""
+    """Runs on every replica; guards decide which of them ends what.
 
-    def __init__(self, pool: Pool, authority: Authority) -> None:
+    ``node_retired_seconds``: after a silence of so long a start of a node that holds nothing has
+    gone.
+    """
+
+    def __init__(
+        self, pool: Pool, authority: Authority, *, node_retired_seconds: float = 600.0
+    ) -> None:
         self._pool = pool
         self._authority = authority
+        self._node_retired_after = timedelta(seconds=node_retired_seconds)
         self.last_run_at: float | None = None
         self._housekeeping_at = 0.0
         self._rejected_after = UUID(int=0)
@@ -142,17 +148,28 @@ class Sweeper:
 
     async def _keep_house(self) -> None:
         await self._pool.execute("select tenure.ensure_log_partitions($1)", PARTITIONS_AHEAD)
-        silent = await self._pool.fetch(_QUERIES["silent_incarnations"], NODE_RETIRED_AFTER, BATCH)
-        for record in silent:
-            command_id = str(uuid4())
-            await self._authority.change_node(
-                ChangeNode(
-                    command_id=CommandId(command_id),
-                    fingerprint=command_id.encode(),
-                    tenant=TenantId(record["tenant"]),
-                    actor=ACTOR,
-                    node_id=NodeId(record["node_id"]),
-                    incarnation=IncarnationId(str(record["incarnation"])),
-                    next_state=NodeState.GONE,
-                )
+        while await self._retire_nodes() == BATCH:
+            pass
+
+    async def _retire_nodes(self) -> int:
+        """Starts that nobody has heard of for long are gone: their queues may go too."""
+        silent = await self._pool.fetch(
+            _QUERIES["silent_incarnations"], self._node_retired_after, BATCH
+        )
+        outcomes = await asyncio.gather(*(self._retire(record) for record in silent))
+        return sum(outcomes)
+
+    async def _retire(self, record: Any) -> bool:
+        command_id = str(uuid4())
+        outcome = await self._authority.change_node(
+            ChangeNode(
+                command_id=CommandId(command_id),
+                fingerprint=command_id.encode(),
+                tenant=TenantId(record["tenant"]),
+                actor=ACTOR,
+                node_id=NodeId(record["node_id"]),
+                incarnation=IncarnationId(str(record["incarnation"])),
+                next_state=NodeState.GONE,
             )
+        )
+        return outcome.reply is not None

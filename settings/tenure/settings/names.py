@@ -22,6 +22,7 @@ PROCESSES: Final[dict[str, frozenset[str]]] = {
             "request_deadline_seconds", "drain_seconds", "read_connections", "node_connections",
             "commit_connections", "lease_seconds", "clock_tolerance_seconds",
             "node_silence_seconds", "retry_base_seconds", "retry_cap_seconds",
+            "node_retired_seconds",
         )
     ),
     "relay": frozenset(
