@@ -16,6 +16,7 @@ def attempt(
     expires_in_seconds: float = 60.0,
     remaining_seconds: float = 60.0,
     tolerance_seconds: float = 0.2,
+    ordinal: int | None = None,
 ) -> Context[None]:
     """An attempt whose lease ends ``expires_in_seconds`` from now, and which believes by its own
     clock that it has ``remaining_seconds`` (a paused holder believes too long)."""
@@ -31,4 +32,4 @@ def attempt(
         remaining_seconds=remaining_seconds + tolerance_seconds,
         expires_at=datetime.now(UTC) + timedelta(seconds=expires_in_seconds),
     )
-    return Context(lease=lease, task_type="effect", resources=None)
+    return Context(lease=lease, task_type="effect", resources=None, ordinal=ordinal)

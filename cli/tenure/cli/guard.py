@@ -6,6 +6,7 @@ from cyclopts import App, Parameter
 
 from tenure.cli.exits import UsageError
 from tenure.executor.guards.http_tables import tables
+from tenure.executor.guards.payment_table import table
 from tenure.executor.guards.sql_install import install_statements
 
 app = App(name="guard", help="What guarded databases need.")
@@ -51,5 +52,29 @@ def http(
         raise UsageError("`tenure guard http` only prints: say --print.")
     try:
         print(tables(schema=schema), end="")
+    except ValueError as error:
+        raise UsageError(f"{error}.") from error
+
+
+@app.command
+def payment(
+    *,
+    print_: Annotated[
+        bool, Parameter(name="--print", negative="", help="Print the SQL; nothing else is done.")
+    ] = False,
+    schema: Annotated[str, Parameter(help="Schema for the table.")] = "public",
+    role: Annotated[
+        tuple[str, ...],
+        Parameter(help="Account that executors log in with; may be given several times."),
+    ] = (),
+) -> None:
+    """Print the table of a record of payments; `tenure guard sql` has to be installed beside it.
+
+    May be run again.
+    """
+    if not print_:
+        raise UsageError("`tenure guard payment` only prints: say --print.")
+    try:
+        print(table(schema=schema, roles=role), end="")
     except ValueError as error:
         raise UsageError(f"{error}.") from error

@@ -264,6 +264,7 @@ def test_every_command_can_be_imported_and_explains_itself(
         ["migrate", "roles"],
         ["guard", "sql"],
         ["guard", "http"],
+        ["guard", "payment"],
         ["config", "check"],
         ["config", "show"],
         ["doctor"],
