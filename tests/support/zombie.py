@@ -1,0 +1,203 @@
+"""A worker that stops its own process in front of its effect, and goes on when it is continued.
+
+``python -m tests.support.zombie JSON``. Its own checks are switched off by what is handed in: the
+clock of its lease stands still, so that it believes in its authority for ever. What comes of its
+effect is printed: what the guard raised, or that it was done.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import httpx2
+from obstore.store import LocalStore
+
+from tenure.contract.ids import AttemptId, FencingToken, TaskId
+from tenure.executor.context import Context
+from tenure.executor.guards.http import HttpGuard
+from tenure.executor.guards.objects import ObjectGuard
+from tenure.executor.guards.payment import PaymentGuard, SqlitePayments
+from tenure.executor.guards.psycopg import PsycopgGuard
+from tenure.executor.guards.sql import SqlGuard
+from tenure.executor.lease import Lease
+from tests.support.gateway import Charge, Http, Order
+from tests.support.s3 import S3Server
+
+Stop = Callable[[], None]
+Worker = Callable[["Told", Context[None], Stop], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the process is told. ``where`` is the receiver's: a URL, a folder, an S3 server."""
+
+    kind: str
+    where: str
+    task_id: str
+    attempt_id: str
+    token: int
+    lease_seconds: float = 60.0
+    record: str = ""
+    stops: bool = True
+
+    def context(self, expires_at: datetime) -> Context[None]:
+        """The attempt, by a clock that stands still."""
+        lease = Lease(
+            task_id=TaskId(self.task_id),
+            attempt_id=AttemptId(self.attempt_id),
+            fencing_token=FencingToken(self.token),
+            clock=lambda: 0,
+            tolerance_seconds=0.2,
+            renewal_interval_seconds=10.0,
+            sent_at=0,
+            remaining_seconds=3600.0,
+            expires_at=expires_at,
+        )
+        return Context(lease=lease, task_type="effect", resources=None, ordinal=1)
+
+
+INSERT = "insert into effects (task_id, value) values"
+
+
+async def sql_before(told: Told, context: Context[None], stop: Stop) -> None:
+    """Stopped before its transaction."""
+    async with SqlGuard(told.where) as guard:
+        await guard.raise_fence(context)
+        stop()
+        async with guard.transaction(context, operation="row") as effect:
+            await effect.connection.execute(
+                f"{INSERT} ($1, $2)", context.task_id, context.attempt_id
+            )
+
+
+async def sql_within(told: Told, context: Context[None], stop: Stop) -> None:
+    """Stopped between the check and the commit."""
+    async with SqlGuard(told.where) as guard:
+        await guard.raise_fence(context)
+        async with guard.transaction(context, operation="row") as effect:
+            await effect.connection.execute(
+                f"{INSERT} ($1, $2)", context.task_id, context.attempt_id
+            )
+            stop()
+
+
+async def psycopg_within(told: Told, context: Context[None], stop: Stop) -> None:
+    """The same in a thread, over psycopg."""
+
+    def handler() -> None:
+        with PsycopgGuard(told.where) as guard:
+            guard.raise_fence_now(context)
+            with guard.transaction(context, operation="row") as effect:
+                effect.connection.execute(
+                    f"{INSERT} (%s, %s)", (context.task_id, context.attempt_id)
+                )
+                stop()
+
+    await asyncio.to_thread(handler)
+
+
+async def http(told: Told, context: Context[None], stop: Stop) -> None:
+    """Stopped before its request."""
+    async with httpx2.AsyncClient(base_url=told.where) as client:
+        guard = HttpGuard(client)
+        await guard.raise_fence(context)
+        stop()
+        await guard.post(context, "/orders", operation="order", content=context.attempt_id)
+
+
+async def objects(told: Told, context: Context[None], stop: Stop) -> None:
+    """Stopped before its commit."""
+    server = json.loads(told.where)
+    store: Any = LocalStore(server) if isinstance(server, str) else S3Server(**server).store()
+    guard = ObjectGuard(store)
+    await guard.raise_fence(context)
+    async with guard.outputs(context) as outputs:
+        await outputs.put("a.bin", context.attempt_id.encode())
+        stop()
+
+
+async def payment(told: Told, context: Context[None], stop: Stop) -> None:
+    """Stopped after it has written its intention down, in front of its order."""
+
+    class Stopping(Http):
+        async def act(self, payment_id: str, request: Order) -> Charge:
+            stop()
+            return await super().act(payment_id, request)
+
+    async with httpx2.AsyncClient(base_url=told.where) as client:
+        record = SqlitePayments(told.record)
+        guard = PaymentGuard(Stopping(client), record, receipt=Charge, gateway_deduplicates=True)
+        await guard.pay(context, operation="charge", request=Order(cents=100))
+
+
+WORKERS: dict[str, Worker] = {
+    worker.__name__: worker
+    for worker in (sql_before, sql_within, psycopg_within, http, objects, payment)
+}
+
+
+@asynccontextmanager
+async def process_of(told: Told) -> Any:
+    """Such a process for the length of a block."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.support.zombie", json.dumps(told.__dict__),
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def end_of_lease(process: asyncio.subprocess.Process) -> datetime:
+    """When its lease ends: counted from when its program was loaded, however long that took."""
+    assert process.stdout is not None
+    return datetime.fromisoformat((await process.stdout.readline()).decode().strip())
+
+
+async def outcome_of(process: asyncio.subprocess.Process) -> tuple[str, str]:
+    """What the guard raised, "done" where it raised nothing, and the SQLSTATE behind it."""
+    assert process.stdout is not None
+    said = json.loads(await process.stdout.readline())
+    return said["raised"], said["sqlstate"]
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _go_on() -> None:
+    """For the successor: it is not stopped."""
+
+
+async def _main(told: Told) -> None:
+    raised = sqlstate = ""
+    expires_at = datetime.now(UTC) + timedelta(seconds=told.lease_seconds)
+    sys.stdout.write(f"{expires_at.isoformat()}\n")
+    sys.stdout.flush()
+    try:
+        context = told.context(expires_at)
+        await WORKERS[told.kind](told, context, _stop if told.stops else _go_on)
+        raised = "done"
+    except Exception as error:  # noqa: BLE001 - it is what the test asks for
+        raised = type(error).__name__
+        cause = error.__cause__
+        found = getattr(cause, "sqlstate", None)
+        sqlstate = found if isinstance(found, str) else ""
+        if isinstance(cause, asyncpg.PostgresError):
+            sqlstate = cause.sqlstate or ""
+    sys.stdout.write(json.dumps({"raised": raised, "sqlstate": sqlstate}) + "\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(Told(**json.loads(sys.argv[1]))))
