@@ -24,6 +24,7 @@ from tenure.coordinator.core import (
     happenings,
     hold,
     lease,
+    limits,
     node,
     outcomes,
     profile_move,
@@ -107,6 +108,9 @@ MUTANTS = (
     Mutant("operators", lease.allocate, "has_rejected(task, node)", "False"),
     Mutant("reviews", lease.allocate, "node.under_review", "False"),
     Mutant("pauses", flow._in_force, "pause.until > now", "False"),
+    Mutant(
+        "a limit for each key", limits.bucket, "limit.scope, limit.name, key", "limit.scope, '', ''"
+    ),
     Mutant(TWO, lease.renew, "now + attempt.lease", "now + 2 * attempt.lease"),
     Mutant("deadlines", lease.renew, "min(expires_at, task.deadline)", "expires_at"),
     Mutant(SLOW, lease.expire, "attempt.expires_at > now", "False"),

@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from tenure.coordinator.store.commit import ItemOutcome
-from tests.support import attacks, intake_attacks, scheduling_attacks, steps
+from tests.support import attacks, intake_attacks, limit_attacks, scheduling_attacks, steps
 from tests.support.attacks import APPLIED, Attack, Ground
 from tests.support.authority import replica
 from tests.support.isolation import FreshDatabase, empty_state
@@ -65,6 +65,8 @@ LOCKS = {
         for key share;""",
     "accounts": """order by c.tenant
     for no key update;""",
+    "limits": """order by x.tenant, x.scope, x.name
+        for no key update;""",
     "intake": """order by q.intake_id
         for no key update;""",
 }
@@ -159,6 +161,19 @@ GUARDS = [
           "if r.cost_minor > 0 then", "if false then"),
     Guard("account lock", scheduling_attacks.more_budget_than_there_is_at_once,
           LOCKS["accounts"], ";"),
+    Guard("tenant version of a limit", limit_attacks.a_type_limited_meanwhile,
+          "e.version is distinct from i.tenant_version"),
+    Guard("limit", limit_attacks.more_than_may_run, "v_running >= l.max_running", "false"),
+    Guard("running sum of a limit", limit_attacks.more_in_one_call_than_may_run,
+          "v_begun := v_with_it;", ""),
+    Guard("limit lock", limit_attacks.more_at_once_than_may_run, LOCKS["limits"],
+          "order by x.tenant;"),
+    Guard("start rate", limit_attacks.more_than_may_start,
+          "v_full_at - (l.burst - 1) * l.pace > clock", "false"),
+    Guard("bucket of starts", limit_attacks.more_than_may_start,
+          "(g.value ->> 'full_at')::timestamptz as full_at", "null::timestamptz as full_at"),
+    Guard("running sum of starts", limit_attacks.more_in_one_call_than_may_start,
+          "v_begun := v_with_it;", ""),
     Guard("slots", attacks.more_slots_than_there_are,
           "r.slots_free >= coalesce(v_slots[r.k], 0) + r.slots", "true",
           without=asyncpg.CheckViolationError,

@@ -20,6 +20,7 @@ from tenure.coordinator.core.decisions import (
 from tenure.coordinator.core.snapshot import StoredCommand
 from tenure.coordinator.store.commit import NOT_STORED, ItemOutcome
 from tests.support import model_writes
+from tests.support.model_limits import within_limits
 from tests.support.model_rows import Rows, fleet
 
 GUARDS = frozenset(
@@ -153,6 +154,7 @@ def _fits(rows: Rows, write: Write, at: int) -> bool:
                     or node.memory_used + need.memory_bytes <= node.memory_bytes
                 )
                 and (write.cost_minor == 0 or _affordable(rows, write))
+                and within_limits(rows, write, at)
             )
         case _:
             return True

@@ -317,6 +317,16 @@ class _Explorer:
                     )
                     changed = replace(rows, tenants={**rows.tenants, tenant_id: other})
                     yield "the tenant is paused or resumed", replace(situation, rows=changed)
+        if scene.limited_later:
+            for tenant_id, tenant in rows.tenants.items():
+                if tenant.version <= 2:
+                    other = replace(
+                        tenant,
+                        version=tenant.version + 1,
+                        limits=() if tenant.limits else scene.limits,
+                    )
+                    changed = replace(rows, tenants={**rows.tenants, tenant_id: other})
+                    yield "a limit is stated or taken back", replace(situation, rows=changed)
         if rows.policy_version < scene.policies:
             yield (
                 "a new policy",
@@ -405,6 +415,7 @@ def canonical(situation: Situation) -> Key:
                 row.held_minor,
                 row.spent_minor,
                 tuple(max((one.until or 0) - rows.now, 0) for one in row.pauses),
+                tuple(sorted((*p, max(at - rows.now, 0)) for p, at in row.full_at.items())),
             )
             for _, row in sorted(rows.tenants.items())
         ),

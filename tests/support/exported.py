@@ -21,6 +21,7 @@ from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 from tenure.contract import (
     dead_letters,
     flow,
+    limits,
     reports,
     retention,
     scheduling,
@@ -57,6 +58,7 @@ def table() -> tuple[Endpoint, ...]:
                 "subscriptions",
                 "dead_letters",
                 "retention",
+                "limits",
             ]
         ),
     )
@@ -68,7 +70,16 @@ def http_models() -> list[type[BaseModel]]:
     """Public models of requests and replies, by name."""
     found = {
         model.__name__: model
-        for module in (tasks, reports, scheduling, flow, subscriptions, dead_letters, retention)
+        for module in (
+            tasks,
+            reports,
+            scheduling,
+            flow,
+            limits,
+            subscriptions,
+            dead_letters,
+            retention,
+        )
         for model in vars(module).values()
         if isinstance(model, type)
         and issubclass(model, reports.Frozen)

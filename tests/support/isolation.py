@@ -162,12 +162,13 @@ async def empty_state(database: FreshDatabase) -> None:
             + "".join(f"delete from tenure.{table};" for table in _STATE)
             + "delete from tenure.pauses; delete from tenure.subscriptions;"
             "delete from tenure.dead_letters;"
+            "delete from tenure.limits; delete from tenure.limit_buckets;"
             "delete from tenure.accounts where tenant <> 'default';"
             "delete from tenure.tenants where tenant <> 'default';"
             "update tenure.accounts set held_minor = 0, spent_minor = 0;"
             "update tenure.tenants set version = 1, state = 'authorized', weight = 1,"
             " node_pools = '{*}', locations = '{*}', networks = '{*}', budget_minor = null,"
-            " budget_unlimited = true, currency = null, pauses = null;"
+            " budget_unlimited = true, currency = null, pauses = null, limits = null;"
         )
     finally:
         await connection.close()

@@ -1,5 +1,6 @@
 """The rows of the commit model, and what a command finds there before it is decided."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -32,6 +33,7 @@ from tenure.coordinator.core.commands import (
     Submit,
     TakeIn,
 )
+from tenure.coordinator.core.limits import bucket
 from tenure.coordinator.core.rows import (
     AttemptRow,
     IncarnationRow,
@@ -49,6 +51,9 @@ from tenure.coordinator.core.snapshot import Snapshot, StoredCommand
 class Reservation:
     """What an attempt holds until it ends."""
 
+    tenant: TenantId
+    type: str
+    concurrency_key: str | None
     incarnation: IncarnationId
     amounts: ResourceAmounts
     cost_minor: int
@@ -152,12 +157,27 @@ def _load_allocation(rows: Rows, command: Allocate | HoldRejected, epoch: int) -
     return Snapshot(
         epoch=epoch,
         task=None if task is None else replace(task, profile=rows.profile_of[task.task_id]),
-        tenant=None if task is None else rows.tenants.get(task.tenant),
+        tenant=None if task is None else counted(rows, task.tenant),
         incarnation=(
             rows.incarnations.get(command.incarnation) if isinstance(command, Allocate) else None
         ),
         fleet=fleet(rows, command.tenant) if isinstance(command, HoldRejected) else None,
     )
+
+
+def counted(rows: Rows, name: TenantId) -> TenantRow | None:
+    """A tenant with what runs under its limits."""
+    tenant = rows.tenants.get(name)
+    if tenant is None or not tenant.limits:
+        return tenant
+    running = Counter(
+        place
+        for held in rows.reservations.values()
+        for limit in tenant.limits
+        if held.tenant == name
+        and (place := bucket(limit, held.type, held.concurrency_key)) is not None
+    )
+    return replace(tenant, running=dict(running))
 
 
 def fleet(rows: Rows, tenant: TenantId) -> tuple[IncarnationRow, ...]:

@@ -34,6 +34,7 @@ from tenure.coordinator.core.rows import (
     TaskRow,
     TaskTypeRow,
 )
+from tests.support.model_limits import begin
 from tests.support.model_rows import Reservation, Rows
 
 
@@ -126,6 +127,7 @@ def _create_task(rows: Rows, write: TaskCreated, at: int) -> Rows:
         cancel_delivered_at=None,
         rejected_by=(),
         decided_at=at,
+        concurrency_key=write.concurrency_key,
     )
     profile = rows.profiles[write.tenant, write.profile_digest]
     return replace(
@@ -187,9 +189,16 @@ def _create_attempt(rows: Rows, write: AttemptCreated, at: int) -> Rows:
         expires_at=expires_at if deadline is None else min(expires_at, deadline),
         decided_at=at,
     )
-    held = Reservation(write.incarnation, write.resources, write.cost_minor)
+    held = Reservation(
+        write.tenant,
+        write.type,
+        write.concurrency_key,
+        write.incarnation,
+        write.resources,
+        write.cost_minor,
+    )
     rows = replace(
-        rows,
+        begin(rows, write, at),
         attempts={**rows.attempts, write.attempt_id: attempt},
         reservations={**rows.reservations, write.attempt_id: held},
     )

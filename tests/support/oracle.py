@@ -31,8 +31,9 @@ from tenure.coordinator.core.commands import (
     Take,
 )
 from tenure.coordinator.core.decisions import Accepted
+from tenure.coordinator.core.limits import bucket
 from tenure.coordinator.core.outcomes import HANDED_BACK, LOSSES_UNTIL_HELD
-from tenure.coordinator.core.rows import AttemptRow, TaskRow
+from tenure.coordinator.core.rows import AttemptRow, LimitRow, TaskRow, TenantRow
 from tests.support.model_rows import Rows
 
 AUTHORIZED_STATES: dict[type[AttemptCommand], frozenset[AttemptState]] = {
@@ -220,6 +221,8 @@ def judge_allocation(
         not any(pause.until is None or pause.until > at for pause in tenant.pauses),
         "FLOW-01: nothing begins where it is paused",
     )
+    for limit in tenant.limits:
+        _judge_limit(limit, task, tenant, after, at)
     check(tenant.authorized, "SCHED-01: a suspended tenant's tasks wait")
     check(node.incarnation not in task.rejected_by, "STATE-05: who rejected it is not asked again")
     check(task.type in node.task_types, "SCHED-01: the node runs the type")
@@ -237,6 +240,26 @@ def judge_allocation(
         attempt.expires_at == (lease if task.deadline is None else min(lease, task.deadline)),
         "LEASE-01: authority lasts one lease, and ends with the deadline",
     )
+
+
+def _judge_limit(limit: LimitRow, task: TaskRow, tenant: TenantRow, after: Rows, at: int) -> None:
+    place = bucket(limit, task.type, task.concurrency_key)
+    if place is None:
+        return
+    running = sum(
+        place == bucket(limit, held.type, held.concurrency_key)
+        for held in after.reservations.values()
+    )
+    check(
+        limit.max_running is None or running <= limit.max_running,
+        "FLOW-01: no more run at once than a limit lets",
+    )
+    if limit.interval is not None:
+        lacking = max(0, tenant.full_at.get(place, at) - at)
+        check(
+            lacking <= (limit.burst - 1) * limit.interval,
+            "FLOW-01: no more start in a time than a limit lets",
+        )
 
 
 def judge_expiry(before: Rows, command: Expire, after: Rows) -> None:

@@ -2,8 +2,9 @@
 
 from typing import Final
 
-from tenure.contract.states import Effects
-from tests.support.scenes import CONTENTS, REPORTS, Scene
+from tenure.contract.states import Effects, LimitScope
+from tenure.coordinator.core.rows import LimitRow
+from tests.support.scenes import CONTENTS, REPORTS, TICK, TYPE, Scene
 
 SCENES: Final = (
     Scene(
@@ -123,6 +124,38 @@ SCENES: Final = (
         attempts=2,
         nodes=("a",),
         pauses=2,
+    ),
+    Scene(
+        "a limit for each key",
+        ("allocate", "reject"),
+        tasks=3,
+        slots=3,
+        nodes=("a",),
+        attempts=3,
+        keys=("x", "x", "y"),
+        limits=(
+            LimitRow(LimitScope.EACH_KEY, TYPE, max_running=1),
+            LimitRow(LimitScope.TENANT, "", max_running=2),
+        ),
+    ),
+    Scene(
+        "a limit that comes and goes",
+        ("allocate", "take", "fail"),
+        tasks=2,
+        slots=2,
+        nodes=("a",),
+        attempts=2,
+        limits=(LimitRow(LimitScope.TYPE, TYPE, max_running=1),),
+        limited_later=True,
+    ),
+    Scene(
+        "starts in a time",
+        ("allocate", "reject", "expire"),
+        tasks=2,
+        slots=2,
+        nodes=("a",),
+        attempts=3,
+        limits=(LimitRow(LimitScope.TYPE, TYPE, interval=2 * TICK, burst=2),),
     ),
     Scene(
         "promotions and restores",

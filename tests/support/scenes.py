@@ -20,7 +20,7 @@ from tenure.coordinator.core import commands
 from tenure.coordinator.core.commands import AnyCommand
 from tenure.coordinator.core.decide import decide
 from tenure.coordinator.core.decisions import Accepted
-from tenure.coordinator.core.rows import ANY, TenantRow
+from tenure.coordinator.core.rows import ANY, LimitRow, TenantRow
 from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.store.commit import ItemOutcome
 from tests.support.commit_model import commit
@@ -96,6 +96,9 @@ class Scene:
     silences: bool = False
     suspensions: int = 0  # the tenant's version until which it is suspended and authorized again
     pauses: int = 0  # how often it is paused or resumed
+    limits: tuple[LimitRow, ...] = ()
+    limited_later: bool = False  # the limits are stated and taken back, once each
+    keys: tuple[str, ...] = ()  # concurrency keys of the tasks
     policies: int = 1
     promotions: int = 0
     restores: int = 0
@@ -128,6 +131,7 @@ class Scene:
                     networks=frozenset({ANY}),
                     budget_minor=self.budget_minor,
                     budget_unlimited=not limited,
+                    limits=() if self.limited_later else self.limits,
                 )
             },
             intake={1: "waiting", 2: "waiting", 3: "waiting"} if not self.submitted else {},
@@ -166,6 +170,7 @@ class Scene:
             "not_before": self._at(self.not_before_ticks),
             "deadline": self._at(self.deadline_ticks),
             "resources": None,
+            "concurrency_key": self.keys[number - 1] if self.keys else None,
         }
         return commands.Submit(**(asked | changes))
 

@@ -108,6 +108,7 @@ def build_app(words: "Sequence[str]" = ()) -> "App":
     add("flow:pause", "pause", "Let nothing of a scope begin any more.")
     add("flow:resume", "resume", "Let a paused scope begin again.")
     add("flow:pauses", "pauses", "See what is paused.")
+    add("limits:app", "limit", "See and set how many tasks run at once, or start in a time.")
     add("authority:app", "authority", "See who decides, and whether it may.")
     add("authority:recover", "recover", "Make a restored database the authority.")
     add("intake:app", "intake", "See what was enqueued.")

@@ -65,6 +65,9 @@ def submit(
         str | None, Parameter(help="Cores it takes, like 2 or 500m; none: as the type declares.")
     ] = None,
     memory: Annotated[str | None, Parameter(help="Memory it takes, like 2Gi or 512M.")] = None,
+    concurrency_key: Annotated[
+        str | None, Parameter(help="What it counts with under limits, like a customer.")
+    ] = None,
     explain: Annotated[
         bool, Parameter(negative="", help="Only say which nodes could take it; make no task.")
     ] = False,
@@ -84,6 +87,8 @@ def submit(
         settings["deadline"] = read_instant(deadline, "--deadline")
     if cpu is not None or memory is not None:
         settings["resources"] = _resources(cpu or "0", memory or "0")
+    if concurrency_key is not None:
+        settings["concurrency_key"] = concurrency_key
     if explain:
         if wait or key is not None:
             raise UsageError("--explain makes no task: leave out --wait and --key.")
@@ -426,6 +431,7 @@ def _print_view(view: TaskView, because: str) -> None:
             ("retried by", view.retried_by),
             ("ended", view.ended_at),
             ("priority", view.priority or None),
+            ("concurrency key", view.concurrency_key),
             ("effects", view.effects),
             ("profile", view.profile_digest),
             ("failures", f"{view.failures} of at most {view.max_attempts}"),

@@ -11,6 +11,7 @@ from tenure.cli.connection import open_client
 from tenure.cli.exits import UsageError
 from tenure.cli.output import Output, ago, cell, print_fields, print_json, print_table
 from tenure.contract.flow import PauseView
+from tenure.contract.limits import ReachedLimit
 from tenure.contract.scheduling import Explanation, FilterView
 
 TaskIdWord = Annotated[
@@ -95,6 +96,7 @@ def sentence(explained: Explanation) -> str:
         "with_a_node": "a node has it",
         "not_before": "its time has not come",
         "deadline_passed": "its deadline has passed: it ends now",
+        "limited": "a limit is reached: " + "; ".join(map(_limit, explained.limits)),
         "paused": "it is paused: " + "; ".join(map(_pause, explained.pauses)),
         "no_node": "no node takes work now" + _counted(explained.unavailable),
         "excluded": f"{everyone} is excluded{_counted(excluded)}",
@@ -109,6 +111,17 @@ def _pause(pause: PauseView) -> str:
     return f"{scope} by {pause.paused_by}{until}: {pause.reason}"
 
 
+def _limit(limit: ReachedLimit) -> str:
+    """A limit in words."""
+    key = "" if limit.key is None else f" for the key {limit.key!r}"
+    words = []
+    if limit.max_running is not None and limit.running >= limit.max_running:
+        words.append(f"{limit.running} of at most {limit.max_running} run")
+    if limit.next_start is not None:
+        words.append(f"the next start is at {cell(limit.next_start)}")
+    return f"{limit.scope.value} {limit.name}{key}: {', '.join(words)}"
+
+
 def _counted(codes: Mapping[str, int]) -> str:
     """What keeps nodes away, the most frequent first."""
     ordered = sorted(codes.items(), key=lambda one: (-one[1], one[0]))
@@ -121,6 +134,8 @@ def print_explanation(explained: Explanation) -> None:
     print(f"{explained.nodes} nodes" + (f", of which are away{away}" if away else ""))
     for pause in explained.pauses:
         print(f"paused: {_pause(pause)}")
+    for limit in explained.limits:
+        print(f"limit: {_limit(limit)}")
     print_table(
         ["filter", "excludes", "why", "nearest", "wants", "finds"],
         [_row(one) for one in explained.filters],

@@ -21,6 +21,7 @@ from tenure.contract.dead_letters import (
     Settling,
 )
 from tenure.contract.flow import PauseList, PauseRequest, Resumed, ResumeRequest
+from tenure.contract.limits import LimitChange, LimitList, LimitRemoval, LimitRemoved
 from tenure.contract.operations import (
     AuthorityView,
     Evidence,
@@ -134,12 +135,14 @@ class AsyncClient:
         not_before: datetime | None = None,
         deadline: datetime | None = None,
         resources: Resources | None = None,
+        concurrency_key: str | None = None,
     ) -> AsyncTaskHandle[OutputT]:
         """Make a durable task. When this returns, the task is recorded and will be worked on.
 
         The same ``idempotency_key`` with the same content gives the same task, for as long as the
         coordinator keeps outcomes (30 days, unless set otherwise); with other content it is refused
-        (``idempotency_conflict``). Instants need a time zone.
+        (``idempotency_conflict``). Instants need a time zone. The ``concurrency_key`` is what it
+        counts with under limits that operators state, like a customer's name.
 
         Raises TypeError for an input that is not the one that the type declares.
         """
@@ -150,6 +153,7 @@ class AsyncClient:
             not_before=not_before,
             deadline=deadline,
             resources=resources,
+            concurrency_key=concurrency_key,
         )
         made = await self._http.run(calls.submit(task))
         read_output = output_reader(task_type.output)
@@ -165,6 +169,7 @@ class AsyncClient:
         not_before: datetime | None = None,
         deadline: datetime | None = None,
         resources: Resources | None = None,
+        concurrency_key: str | None = None,
     ) -> AsyncTaskHandle[Any]:
         """As ``submit``, for callers that know the type by name only: input and output are JSON."""
         task = calls.submission(
@@ -175,6 +180,7 @@ class AsyncClient:
             not_before=not_before,
             deadline=deadline,
             resources=resources,
+            concurrency_key=concurrency_key,
         )
         made = await self._http.run(calls.submit(task))
         return AsyncTaskHandle(self._http, made.task_id, as_it_is, replayed=made.replayed)
@@ -189,6 +195,7 @@ class AsyncClient:
         not_before: datetime | None = None,
         deadline: datetime | None = None,
         resources: Resources | None = None,
+        concurrency_key: str | None = None,
     ) -> list[AsyncTaskHandle[OutputT]]:
         """Make many tasks in few requests; handles in the order of the inputs.
 
@@ -206,6 +213,7 @@ class AsyncClient:
             not_before=not_before,
             deadline=deadline,
             resources=resources,
+            concurrency_key=concurrency_key,
         )
         read_output = output_reader(task_type.output)
         return all_or_refusal(
@@ -288,6 +296,7 @@ class AsyncClient:
         not_before: datetime | None = None,
         deadline: datetime | None = None,
         resources: Resources | None = None,
+        concurrency_key: str | None = None,
     ) -> Explained:
         """What would become of a submission: which nodes could take it, which filter excludes the
         others, and its turn. Refused as the submission would be; nothing is recorded."""
@@ -298,6 +307,7 @@ class AsyncClient:
             not_before=not_before,
             deadline=deadline,
             resources=resources,
+            concurrency_key=concurrency_key,
         )
         return await self._http.run(calls.explain(task))
 
@@ -390,6 +400,18 @@ class AsyncClient:
     async def present_evidence(self, evidence: Evidence) -> EvidenceJudged:
         """Present what a receiver or consumer has seen. Above the stored it proves lost history."""
         return await self._http.run(calls.send("/v1/authority/evidence", evidence, EvidenceJudged))
+
+    async def limits(self) -> LimitList:
+        """Limits and what counts under them now."""
+        return await self._http.run(calls.read("/v1/limits", LimitList, {}))
+
+    async def set_limit(self, change: LimitChange) -> LimitList:
+        """Limit how many tasks run at once, or start in a time: for operators."""
+        return await self._http.run(calls.send("/v1/limits", change, LimitList))
+
+    async def remove_limit(self, scope: LimitRemoval) -> LimitRemoved:
+        """Take a limit back: for operators."""
+        return await self._http.run(calls.send("/v1/limits/remove", scope, LimitRemoved))
 
     async def pauses(self) -> PauseList:
         """What is paused now."""

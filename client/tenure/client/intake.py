@@ -30,7 +30,8 @@ class EnqueueOptions(TypedDict, total=False):
 
     ``idempotency_key``: the same key gives the same task, over HTTP too; with other content it is
     refused. ``priority``: -100 to 100, higher first. ``not_before``, ``deadline``: with their time
-    zone. ``resources``: without, as the type declares. ``tenant``: only for a login of several.
+    zone. ``resources``: without, as the type declares. ``concurrency_key``: what it counts with
+    under limits. ``tenant``: only for a login of several.
     """
 
     idempotency_key: str | None
@@ -38,6 +39,7 @@ class EnqueueOptions(TypedDict, total=False):
     not_before: datetime | None
     deadline: datetime | None
     resources: Resources | None
+    concurrency_key: str | None
     tenant: str | None
 
 
@@ -170,9 +172,9 @@ _STATEMENT: Final = (
     "select tenure.enqueue(type => {}::text, input => {}::text::json,"
     " idempotency_key => {}::text, priority => {}::integer, not_before => {}::timestamptz,"
     " deadline => {}::timestamptz, cpu_millis => {}::integer, memory_bytes => {}::bigint,"
-    " tenant => {}::text)::text"
+    " tenant => {}::text, concurrency_key => {}::text)::text"
 )
-_FOR_ASYNCPG: Final = _STATEMENT.format(*(f"${number}" for number in range(1, 10)))
+_FOR_ASYNCPG: Final = _STATEMENT.format(*(f"${number}" for number in range(1, 11)))
 _FOR_PSYCOPG: Final = _STATEMENT.replace("{}", "%s")
 
 CODES: Final = {
@@ -206,6 +208,7 @@ def _values(
     text = encode_json(value, limit_bytes=DEFAULT_PAYLOAD_LIMIT_BYTES, what="the input")
     key = options.get("idempotency_key")
     check_value(key, "idempotency_key")
+    check_value(options.get("concurrency_key"), "concurrency_key")
     for name in ("not_before", "deadline"):
         instant = options.get(name)
         if isinstance(instant, datetime) and instant.utcoffset() is None:
@@ -221,4 +224,5 @@ def _values(
         None if resources is None else resources.cpu_millis,
         None if resources is None else resources.memory_bytes,
         options.get("tenant"),
+        options.get("concurrency_key"),
     )

@@ -21,6 +21,7 @@ from tenure.contract.dead_letters import (
     Settling,
 )
 from tenure.contract.flow import PauseList, PauseRequest, Resumed, ResumeRequest
+from tenure.contract.limits import LimitChange, LimitList, LimitRemoval, LimitRemoved
 from tenure.contract.operations import (
     AuthorityView,
     Evidence,
@@ -133,12 +134,14 @@ class Client:
         not_before: datetime | None = None,
         deadline: datetime | None = None,
         resources: Resources | None = None,
+        concurrency_key: str | None = None,
     ) -> TaskHandle[OutputT]:
         """Make a durable task. When this returns, the task is recorded and will be worked on.
 
         The same ``idempotency_key`` with the same content gives the same task, for as long as the
         coordinator keeps outcomes (30 days, unless set otherwise); with other content it is refused
-        (``idempotency_conflict``). Instants need a time zone.
+        (``idempotency_conflict``). Instants need a time zone. The ``concurrency_key`` is what it
+        counts with under limits that operators state, like a customer's name.
 
         Raises TypeError for an input that is not the one that the type declares.
         """
@@ -149,6 +152,7 @@ class Client:
             not_before=not_before,
             deadline=deadline,
             resources=resources,
+            concurrency_key=concurrency_key,
         )
         made = self._http.run(calls.submit(task))
         read_output = output_reader(task_type.output)
@@ -164,6 +168,7 @@ class Client:
         not_before: datetime | None = None,
         deadline: datetime | None = None,
         resources: Resources | None = None,
+        concurrency_key: str | None = None,
     ) -> TaskHandle[Any]:
         """As ``submit``, for callers that know the type by name only: input and output are JSON."""
         task = calls.submission(
@@ -174,6 +179,7 @@ class Client:
             not_before=not_before,
             deadline=deadline,
             resources=resources,
+            concurrency_key=concurrency_key,
         )
         made = self._http.run(calls.submit(task))
         return TaskHandle(self._http, made.task_id, as_it_is, replayed=made.replayed)
@@ -188,6 +194,7 @@ class Client:
         not_before: datetime | None = None,
         deadline: datetime | None = None,
         resources: Resources | None = None,
+        concurrency_key: str | None = None,
     ) -> list[TaskHandle[OutputT]]:
         """Make many tasks in few requests; handles in the order of the inputs.
 
@@ -205,6 +212,7 @@ class Client:
             not_before=not_before,
             deadline=deadline,
             resources=resources,
+            concurrency_key=concurrency_key,
         )
         read_output = output_reader(task_type.output)
         return all_or_refusal(
@@ -285,6 +293,7 @@ class Client:
         not_before: datetime | None = None,
         deadline: datetime | None = None,
         resources: Resources | None = None,
+        concurrency_key: str | None = None,
     ) -> Explained:
         """What would become of a submission: which nodes could take it, which filter excludes the
         others, and its turn. Refused as the submission would be; nothing is recorded."""
@@ -295,6 +304,7 @@ class Client:
             not_before=not_before,
             deadline=deadline,
             resources=resources,
+            concurrency_key=concurrency_key,
         )
         return self._http.run(calls.explain(task))
 
@@ -387,6 +397,18 @@ class Client:
     def present_evidence(self, evidence: Evidence) -> EvidenceJudged:
         """Present what a receiver or consumer has seen. Above the stored it proves lost history."""
         return self._http.run(calls.send("/v1/authority/evidence", evidence, EvidenceJudged))
+
+    def limits(self) -> LimitList:
+        """Limits and what counts under them now."""
+        return self._http.run(calls.read("/v1/limits", LimitList, {}))
+
+    def set_limit(self, change: LimitChange) -> LimitList:
+        """Limit how many tasks run at once, or start in a time: for operators."""
+        return self._http.run(calls.send("/v1/limits", change, LimitList))
+
+    def remove_limit(self, scope: LimitRemoval) -> LimitRemoved:
+        """Take a limit back: for operators."""
+        return self._http.run(calls.send("/v1/limits/remove", scope, LimitRemoved))
 
     def pauses(self) -> PauseList:
         """What is paused now."""

@@ -24,6 +24,7 @@ class Code(StrEnum):
     METHOD_NOT_ALLOWED = "method_not_allowed"
     IDEMPOTENCY_CONFLICT = "idempotency_conflict"  # the same key or report id, other content
     STALE_VERSION = "stale_version"  # what it would change has been changed by somebody else
+    TOO_MANY_LIMITS = "too_many_limits"  # of one tenant
     # Who asks
     UNAUTHENTICATED = "unauthenticated"
     FORBIDDEN_ROLE = "forbidden_role"

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from tenure.contract.flow import PauseView
+from tenure.contract.limits import ReachedLimit
 from tenure.contract.reports import (
     Digest,
     Executable,
@@ -122,6 +123,9 @@ class Explanation(Frozen):
     match: Match
     pauses: tuple[PauseView, ...] = Field(
         default=(), description="that keep it from every node, or everything from some node"
+    )
+    limits: tuple[ReachedLimit, ...] = Field(
+        default=(), description="that let it not begin now, and what counts under them"
     )
 
 

@@ -92,6 +92,15 @@ class RetentionKind(StrEnum):
     CHANGES = "changes"  # who stated which fact, and who paused what
 
 
+class LimitScope(StrEnum):
+    """What is counted together under a limit (FLOW-01). Types and keys are those of one tenant."""
+
+    TENANT = "tenant"  # all its tasks
+    TYPE = "type"  # those of a type
+    KEY = "key"  # those with one concurrency key, of whatever type
+    EACH_KEY = "each_key"  # those of a type, with each concurrency key by itself
+
+
 class TenantState(StrEnum):
     """Whether a tenant's tasks are given to nodes."""
 

@@ -18,6 +18,7 @@ IDEMPOTENCY_KEY_HEADER: Final = "Idempotency-Key"
 REPLAYED_HEADER: Final = "Idempotent-Replayed"
 
 IdempotencyKey = Annotated[str, Field(min_length=1, max_length=255)]
+ConcurrencyKey = Annotated[str, Field(min_length=1, max_length=255)]
 
 
 class TaskSubmission(Frozen):
@@ -29,6 +30,9 @@ class TaskSubmission(Frozen):
     not_before: AwareDatetime | None = None
     deadline: AwareDatetime | None = None
     resources: Resources | None = Field(default=None, description="null: as the type declares")
+    concurrency_key: ConcurrencyKey | None = Field(
+        default=None, description="what it counts with under limits, like a customer"
+    )
     idempotency_key: IdempotencyKey | None = None
 
 
@@ -203,6 +207,7 @@ class TaskView(TaskSummary):
     effects: str
     profile_digest: str = Field(description="of the workload profile that it is frozen under")
     resources: Resources
+    concurrency_key: str | None = Field(description="what it counts with under limits")
     cancel_requested_at: datetime | None
     cancel_delivered_at: datetime | None = Field(description="the executor has heard of it")
     cancel_confirmed_at: datetime | None = Field(

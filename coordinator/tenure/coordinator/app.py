@@ -27,6 +27,7 @@ from tenure.coordinator.api.flow import FlowControl
 from tenure.coordinator.api.gate import Gate
 from tenure.coordinator.api.interventions import Interventions
 from tenure.coordinator.api.leases import Leases
+from tenure.coordinator.api.limits import LimitControl
 from tenure.coordinator.api.operators import Operators
 from tenure.coordinator.api.problems import NEXT_STEP
 from tenure.coordinator.api.programs import Programs
@@ -52,6 +53,7 @@ from tenure.coordinator.store import migrate
 from tenure.coordinator.store.dead_letters import DeadLetters
 from tenure.coordinator.store.errors import DatabaseUnreachable
 from tenure.coordinator.store.flow import Flow
+from tenure.coordinator.store.limits import StatedLimits
 from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError, open_pool
 from tenure.coordinator.store.reading import PoolReader
 from tenure.coordinator.store.reads import Reads
@@ -271,6 +273,7 @@ class Coordinator:
                 DeadLetters(self._reader(people)), publish=self._broker.publish_again
             ),
             retention=RetentionPolicy(RetentionReads(self._reader(people)), self._retention),
+            limits=LimitControl(StatedLimits(self._reader(people))),
             healthz=_alive,
             readyz=self._ready,
             metrics=self._metrics,

@@ -140,6 +140,7 @@ def _requested(row: IntakeRow) -> TaskSubmission:
         not_before=row.not_before,
         deadline=row.deadline,
         resources=resources,
+        concurrency_key=row.concurrency_key,
     )
 
 

@@ -18,6 +18,7 @@ from tenure.contract.states import (
     TERMINAL_TASK_STATES,
     AttemptState,
     EntityType,
+    LimitScope,
     NodeState,
     PauseScope,
 )
@@ -34,6 +35,7 @@ TYPES_SHOWN: Final = 50
 OTHER_TYPES: Final = "other"
 _REASONS: Final = frozenset(reason.value for reason in Reason)
 _OPEN_ATTEMPTS: Final = (AttemptState.SUBMITTED, AttemptState.ACCEPTED, AttemptState.RUNNING)
+MAX_LIMITS_TOLD: Final = 100
 _LIVE_NODES: Final = (NodeState.ACTIVE, NodeState.DRAINING, NodeState.QUARANTINED)
 
 
@@ -169,6 +171,15 @@ class Metrics:
             "Rows of the log that no partition was made for in time (up to 10,000).",
             (),
         )
+        self._limits = self._gauge("tenure_limits", "Limits that are stated.", ("scope",))
+        self._limit_running = self._gauge(
+            "tenure_limit_running",
+            "Tasks that nodes have under the limits of tenants and types (100 of them).",
+            ("tenant", "type"),
+        )
+        self._limit_max = self._gauge(
+            "tenure_limit_max_running", "What these limits allow.", ("tenant", "type")
+        )
         self._lag_rows = self._gauge(
             "tenure_outbox_lag_rows", "Rows of the log not published yet (10,000 a shard).", ()
         )
@@ -292,6 +303,13 @@ class Metrics:
         self._reviews.set(figures.nodes_under_review)
         for scope in PauseScope:
             self._pauses.labels(scope.value).set(figures.pauses.get(scope.value, 0))
+        for limited in LimitScope:
+            self._limits.labels(limited.value).set(figures.limits_by_scope.get(limited.value, 0))
+        self._limit_running.clear()
+        self._limit_max.clear()
+        for tenant, type_name, most, running in figures.limits[:MAX_LIMITS_TOLD]:
+            self._limit_running.labels(tenant, type_name).set(running)
+            self._limit_max.labels(tenant, type_name).set(most)
         self._intake.labels("waiting").set(figures.intake_waiting)
         self._intake.labels("refused").set(figures.intake_refused)
         self._oldest_intake.set(figures.oldest_intake_seconds)

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Final
 
 import structlog
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 from uuid_utils.compat import uuid7
 
 from tenure.contract.ids import AttemptId, CommandId, LeaseId, TenantId
@@ -19,11 +19,13 @@ from tenure.contract.states import AttemptState, EntityType, TaskState
 from tenure.coordinator.authority import Authority
 from tenure.coordinator.core.commands import Allocate
 from tenure.coordinator.core.decisions import Happened
+from tenure.coordinator.core.limits import Allowances
 from tenure.coordinator.core.ranking import Placement, plan, rooms
 from tenure.coordinator.core.rows import IncarnationRow, TaskRow, TenantRow
 from tenure.coordinator.core.snapshot import Snapshot
 from tenure.coordinator.errors import Retryable
 from tenure.coordinator.store import named_queries
+from tenure.coordinator.store.limits import counted
 from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError
 from tenure.coordinator.store.profiles import Profiles
 from tenure.coordinator.store.rows import (
@@ -40,6 +42,8 @@ RIPEN: Final = 1000
 """How many tasks at most are noticed at once when their time has come."""
 TICK_SECONDS: Final = 0.25
 """How soon this replica notices what other replicas committed, and tasks whose time has come."""
+SHORTEST_TICK_SECONDS: Final = 0.01
+"""Starts that are due in less time than this are given out together, as far as a burst permits."""
 
 _KEEPING_ITS_PLACE: Final = frozenset(
     {AttemptState.SUBMITTED, AttemptState.ACCEPTED, AttemptState.RUNNING}
@@ -59,6 +63,8 @@ class Scheduler:
         self._far = False  # whether the next look reads more tasks than there are free slots
         self._had_room: frozenset[str] = frozenset()
         """Nodes that had more room at the last look than all tasks that waited for them needed."""
+        self._limited = False
+        self._next_start_seconds: float | None = None
         self.last_run_at: float | None = None
         authority.on_commit(self._wake)
 
@@ -94,9 +100,11 @@ class Scheduler:
             if around["ripened"]:
                 self._due.set()  # they are seen from the next look on
             tenants = {row.tenant: row for row in map(tenant_row, node_records) if row is not None}
+            tenants = await counted(connection, tenants)
             kinds = await self._profiles.kinds(connection, around["kinds"])
             now = to_microseconds(node_records[0]["clock"])
             places = rooms(kinds, nodes, tenants, now)
+            self._note_limits(tenants, now)
             if not kinds and not around["ripened"]:
                 self._had_room = unlimited
             if not places:
@@ -109,15 +117,23 @@ class Scheduler:
                 [bytes.fromhex(place.profile_digest) for place in places],
                 [place.cpu_millis for place in places],
                 [place.memory_bytes for place in places],
-                limit,
+                [limit if place.most is None else min(limit, place.most) for place in places],
+                [_members(place.closed_keys) for place in places],
+                [place.paces_keys for place in places],
             )
+            if any(place.paces_keys for place in places):
+                keys = {record["concurrency_key"] for record in task_records} - {None}
+                tenants = await counted(connection, tenants, keys)
         self._far = False
         if not task_records or task_records[0]["epoch"] is None:
             return 0
         tasks = [self._profiles.judged(record) for record in task_records]
         now = to_microseconds(task_records[0]["clock"])
         placements = plan(tasks, nodes, tenants, around["used"], now, BATCH)
-        if len(placements) < min(len(tasks), BATCH) and limit < BATCH:
+        self._note_limits(tenants, now)
+        if len(placements) < min(len(tasks), BATCH) and placements and self._limited:
+            self._due.set()  # what was read may be more than limits let begin: others are behind it
+        elif len(placements) < min(len(tasks), BATCH) and limit < BATCH:
             # Some that were read found no place: others behind them may.
             self._far = limit <= max(Counter((t.tenant, t.profile) for t in tasks).values())
             if self._far:
@@ -130,9 +146,15 @@ class Scheduler:
         commands = [self._command(one, tenant_of[one.task_id]) for one in placements]
         outcomes = await self._authority.allocate(commands, snapshots)
         allocated = sum(outcome.reply is not None for outcome in outcomes)
-        if allocated == len(tasks) < limit:
+        if allocated == len(tasks) < limit and not self._limited:
             self._had_room = unlimited
         return allocated
+
+    def _note_limits(self, tenants: Mapping[TenantId, TenantRow], now: int) -> None:
+        """Whether any limits are stated, and when the next start is due by them."""
+        self._limited = any(row.limits for row in tenants.values())
+        start = Allowances(tenants, now).next_start() if self._limited else None
+        self._next_start_seconds = None if start is None else (start - now) / 1_000_000
 
     @staticmethod
     def _snapshots(
@@ -184,7 +206,15 @@ class Scheduler:
 
     async def _wait(self) -> None:
         try:
-            async with asyncio.timeout(TICK_SECONDS * random.uniform(0.8, 1.2)):
+            tick = TICK_SECONDS * random.uniform(0.8, 1.2)
+            if self._next_start_seconds is not None:
+                tick = max(SHORTEST_TICK_SECONDS, min(tick, self._next_start_seconds))
+            async with asyncio.timeout(tick):
                 await self._due.wait()
         except TimeoutError:
             pass
+
+
+def _members(keys: frozenset[str]) -> str | None:
+    """As an object of the database, in which a member is found without reading the others."""
+    return to_json(dict.fromkeys(keys)).decode() if keys else None

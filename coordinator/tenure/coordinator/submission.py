@@ -43,6 +43,7 @@ def submission(
     input_text = encode_json(request.input, limit_bytes=payload_limit_bytes, what="input")
     if key is not None:
         check_value(key, "idempotency_key")
+    check_value(request.concurrency_key, "concurrency_key")
     not_before = _instant(request.not_before, "not_before")
     deadline = _instant(request.deadline, "deadline")
     meant = {
@@ -52,6 +53,7 @@ def submission(
         "not_before": not_before,
         "deadline": deadline,
         "resources": request.resources.model_dump() if request.resources else None,
+        "concurrency_key": request.concurrency_key,
     }
     return commands.Submit(
         command_id=fallback_id if key is None else derived_id(identity.tenant, "submit", key),
@@ -65,6 +67,7 @@ def submission(
         not_before=not_before,
         deadline=deadline,
         resources=amounts(request.resources) if request.resources else None,
+        concurrency_key=request.concurrency_key,
     )
 
 

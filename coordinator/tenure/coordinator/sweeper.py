@@ -35,6 +35,8 @@ BATCH: Final = 256
 TICK_SECONDS: Final = 0.5
 HOUSEKEEPING_SECONDS: Final = 30.0
 PARTITIONS_AHEAD: Final = 2
+FORGOTTEN_AT_ONCE: Final = 10_000
+"""Buckets of starts that are full again, for each look after the house."""
 
 _QUERIES: Final = named_queries.load("loops.sql")
 
@@ -148,6 +150,7 @@ class Sweeper:
 
     async def _keep_house(self) -> None:
         await self._pool.execute("select tenure.ensure_log_partitions($1)", PARTITIONS_AHEAD)
+        await self._pool.execute("select tenure.forget_full_buckets($1)", FORGOTTEN_AT_ONCE)
         while await self._retire_nodes() == BATCH:
             pass
 

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import pytest
 
 from tenure.contract.ids import IncarnationId, NodeId
-from tenure.contract.states import AttemptState, NodeState, PauseScope, TaskState
+from tenure.contract.states import AttemptState, LimitScope, NodeState, PauseScope, TaskState
 from tenure.coordinator.core import commands, decisions
 from tenure.coordinator.core.commands import AnyCommand
 from tenure.coordinator.core.decide import decide
 from tenure.coordinator.core.decisions import Accepted
-from tenure.coordinator.core.rows import ANY, IncarnationRow, PauseRow
+from tenure.coordinator.core.rows import ANY, IncarnationRow, LimitRow, PauseRow
 from tenure.coordinator.core.snapshot import Snapshot
 from tests.support.rows import (
     ABOUT_ATTEMPT,
@@ -44,7 +44,7 @@ from tests.support.rows import (
 
 Row = TypeVar("Row")
 COUNTERS = {"slots_used", "cpu_used", "memory_used"}
-ACCOUNT = {"held_minor", "spent_minor"}
+ACCOUNT = {"held_minor", "spent_minor", "running", "full_at"}
 ROWS = ("task", "tenant", "attempt", "incarnation", "previous_incarnation", "same_content_receipt")
 NOT_COVERED = {"task_type"}
 """Copied as it is: a task submitted at the same time as a declaration may come before it."""
@@ -139,6 +139,12 @@ def situations() -> Iterator[tuple[AnyCommand, Snapshot]]:
     yield EXPIRE, waiting(deadline=NOW)
     yield ALLOCATE, waiting(not_before=NOW, deadline=NOW + 1)
     yield ALLOCATE, replace(waiting(), tenant=replace(UNLIMITED, pauses=(OVER,)))
+    limit = LimitRow(LimitScope.TYPE, "sha256", max_running=1, interval=SECOND)
+    place = (limit.scope, limit.name, "")
+    yield (
+        ALLOCATE,
+        replace(waiting(), tenant=replace(UNLIMITED, limits=(limit,), full_at={place: NOW})),
+    )
     priced = replace(PROFILE, cost_minor=1)
     yield (
         ALLOCATE,

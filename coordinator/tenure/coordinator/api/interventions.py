@@ -171,7 +171,11 @@ class Interventions:
         """The same content under the declaration that its type has now. The id of the submission
         comes from the ended task, so that asking again gives the same new task."""
         request = TaskSubmission(
-            type=view.type, input=view.input, priority=view.priority, resources=view.resources
+            type=view.type,
+            input=view.input,
+            priority=view.priority,
+            resources=view.resources,
+            concurrency_key=view.concurrency_key,
         )
         command = replace(
             submission(

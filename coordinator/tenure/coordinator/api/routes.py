@@ -62,6 +62,7 @@ from tenure.coordinator.api.intervention_routes import intervention_endpoints
 from tenure.coordinator.api.interventions import Interventions
 from tenure.coordinator.api.lease_routes import lease_endpoints
 from tenure.coordinator.api.leases import Leases
+from tenure.coordinator.api.limits import LimitControl, limit_endpoints
 from tenure.coordinator.api.openapi import PAGES, document
 from tenure.coordinator.api.operators import IntakeQuery, Operators
 from tenure.coordinator.api.problems import response_of
@@ -91,6 +92,7 @@ class Handlers:
     subscriptions: SubscriptionControl
     dead_letters: DeadLetterControl
     retention: RetentionPolicy
+    limits: LimitControl
     healthz: Plain
     readyz: Plain
     metrics: Plain
@@ -334,6 +336,7 @@ def endpoints(
         *subscription_endpoints(handlers.subscriptions, gate=application_gate),
         *dead_letter_endpoints(handlers.dead_letters, gate=application_gate),
         *retention_endpoints(handlers.retention, gate=application_gate),
+        *limit_endpoints(handlers.limits, gate=application_gate),
     )
 
 

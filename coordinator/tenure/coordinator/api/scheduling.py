@@ -14,6 +14,7 @@ from tenure.contract.ids import (
     TaskId,
     TenantId,
 )
+from tenure.contract.limits import ReachedLimit
 from tenure.contract.scheduling import (
     Backlog,
     BacklogGroup,
@@ -26,7 +27,7 @@ from tenure.contract.scheduling import (
     TenantList,
     Why,
 )
-from tenure.contract.states import AttemptState, Match, PauseScope, phase_of
+from tenure.contract.states import AttemptState, LimitScope, Match, PauseScope, phase_of
 from tenure.contract.tasks import TaskSubmission
 from tenure.coordinator.api.endpoint import Answer, Call
 from tenure.coordinator.api.reading import read_model
@@ -34,6 +35,7 @@ from tenure.coordinator.api.syntax import is_uuid
 from tenure.coordinator.core import explanation
 from tenure.coordinator.core.decisions import Refused
 from tenure.coordinator.core.fairness import head_start
+from tenure.coordinator.core.limits import Reached
 from tenure.coordinator.core.ranking import Kind, smallest
 from tenure.coordinator.core.rows import ANY, IncarnationRow, PauseRow, TaskRow, TenantRow
 from tenure.coordinator.core.snapshot import Minted, Snapshot
@@ -112,7 +114,9 @@ class Scheduling:
             payload_limit_bytes=self._payload_limit_bytes,
         )
         tenant = call.identity.tenant
-        found = await self._reads.declared(tenant, command.type, head_start(command.priority))
+        found = await self._reads.declared(
+            tenant, command.type, head_start(command.priority), command.concurrency_key
+        )
         snapshot = Snapshot(epoch=1, task_type=found.task_type)
         decision = submit(command, snapshot, found.now, Minted((EventId(""),), 0.0))
         if isinstance(decision, Refused):
@@ -124,6 +128,7 @@ class Scheduling:
             not_before=command.not_before,
             deadline=command.deadline,
             resources=command.resources or found.profile.resources,
+            concurrency_key=command.concurrency_key,
         )
         nodes = await self._reads.judged_nodes(tenant)
         return Answer(
@@ -224,6 +229,19 @@ def explanation_view(task: TaskRow, found: explanation.Explanation) -> Explanati
         profile_digest="" if task.profile is None else task.profile.digest,
         match=Match.COMPATIBLE if task.profile is None else task.profile.match,
         pauses=tuple(map(_pause, found.pauses)),
+        limits=tuple(_reached(task, one) for one in found.limits),
+    )
+
+
+def _reached(task: TaskRow, found: Reached) -> ReachedLimit:
+    limit = found.limit
+    return ReachedLimit(
+        scope=limit.scope,
+        name=task.tenant if limit.scope is LimitScope.TENANT else limit.name,
+        key=found.key or None,
+        max_running=limit.max_running,
+        running=found.running,
+        next_start=optional_datetime(found.next_start),
     )
 
 

@@ -48,6 +48,7 @@ class Submit(Command):
     deadline: int | None
     resources: ResourceAmounts | None
     retry_of: TaskId | None = field(default=None, kw_only=True)
+    concurrency_key: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ class TaskCreated:
     profile_digest: str
     retry_of: TaskId | None
     head_start: int  # microseconds by which it counts as queued earlier than it was
+    concurrency_key: str | None = None  # what it counts with under limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class AttemptCreated:
     resources: ResourceAmounts
     placement: Placement | None  # why this node, for people
     cost_minor: int  # held of the tenant's budget until the attempt ends, spent if it delivers
+    concurrency_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

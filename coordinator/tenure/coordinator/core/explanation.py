@@ -22,6 +22,7 @@ from tenure.coordinator.core.filters import (
     paused,
     unavailable,
 )
+from tenure.coordinator.core.limits import Reached, reached
 from tenure.coordinator.core.rows import IncarnationRow, PauseRow, TaskRow, TenantRow
 
 
@@ -34,6 +35,7 @@ class Standing(StrEnum):
     NOT_BEFORE = "not_before"  # its time has not come
     DEADLINE_PASSED = "deadline_passed"  # it ends as soon as the sweeper comes by
     PAUSED = "paused"  # everything, its tenant or its type: somebody has to resume it
+    LIMITED = "limited"  # as many run, or have started, as a limit of the tenant lets
     NO_NODE = "no_node"  # the tenant has no node that takes work now
     EXCLUDED = "excluded"  # every node is excluded by a filter
     QUEUED = "queued"  # a node can take it: its turn comes
@@ -62,7 +64,8 @@ class Verdict:
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """Counts of nodes. ``unavailable`` are not asked any filter. ``pauses``: those in force that
-    keep the task from every node, or every task from some of the nodes."""
+    keep the task from every node, or every task from some of the nodes. ``limits``: those that are
+    reached."""
 
     standing: Standing
     nodes: int
@@ -70,6 +73,7 @@ class Explanation:
     eligible: int
     verdicts: tuple[Verdict, ...]
     pauses: tuple[PauseRow, ...] = ()
+    limits: tuple[Reached, ...] = ()
 
 
 def explain(
@@ -101,13 +105,16 @@ def explain(
         for name, excluded in found:
             others = tuple(other for other, _ in found if other is not name)
             misses[name].append(Miss(node.node_id, node.incarnation, excluded, others))
+    reached_limits = reached(task, tenant, now)
+    kept = Standing.PAUSED if of_task else Standing.LIMITED if reached_limits else None
     return Explanation(
-        standing=_standing(task, attempt, bool(of_task), now, len(nodes) - away.total(), eligible),
+        standing=_standing(task, attempt, kept, now, len(nodes) - away.total(), eligible),
         nodes=len(nodes),
         unavailable=dict(away),
         eligible=eligible,
         verdicts=tuple(_verdict(name, misses[name]) for name, _ in FILTERS),
         pauses=tuple(pauses),
+        limits=reached_limits,
     )
 
 
@@ -126,7 +133,7 @@ def _verdict(name: Filter, misses: Sequence[Miss]) -> Verdict:
 def _standing(
     task: TaskRow,
     attempt: AttemptState | None,
-    paused: bool,
+    kept: Standing | None,
     now: int,
     available: int,
     eligible: int,
@@ -141,8 +148,8 @@ def _standing(
         return Standing.DEADLINE_PASSED
     if task.not_before is not None and task.not_before > now:
         return Standing.NOT_BEFORE
-    if paused:
-        return Standing.PAUSED
+    if kept is not None:
+        return kept
     if not available:
         return Standing.NO_NODE
     return Standing.QUEUED if eligible else Standing.EXCLUDED

@@ -10,7 +10,7 @@ from dataclasses import replace
 from tenure.contract.codes import Code, Reason
 from tenure.contract.ids import fencing_token
 from tenure.contract.states import AttemptState, EntityType, NodeState, TaskState
-from tenure.coordinator.core import flow
+from tenure.coordinator.core import flow, limits
 from tenure.coordinator.core.commands import Allocate, Expire, Renew, Revoke, RevokeFromNode
 from tenure.coordinator.core.decisions import (
     Accepted,
@@ -62,6 +62,8 @@ def allocate(
     excluded = exclusion(task, node, snapshot.tenant, now)
     if excluded is not None:
         return Refused(Code.WRONG_STATE, f"the node is excluded: {excluded.code.value}")
+    if limits.reached(task, snapshot.tenant, now):
+        return Refused(Code.WRONG_STATE, "a limit lets no more begin now")
     generation = task.generation + 1
     token = fencing_token(snapshot.epoch, generation)
     created = AttemptCreated(
@@ -81,6 +83,7 @@ def allocate(
         resources=task.resources,
         placement=command.placement,
         cost_minor=0 if task.profile is None else task.profile.cost_minor,
+        concurrency_key=task.concurrency_key,
     )
     event = Happened(
         event_id=minted.event_ids[0],

@@ -10,6 +10,7 @@ from tenure.contract.ids import IncarnationId, TaskId, TenantId
 from tenure.contract.states import TaskState
 from tenure.coordinator.core.fairness import Turns
 from tenure.coordinator.core.filters import budget, deadline, exclusion, has_rejected
+from tenure.coordinator.core.limits import Allowances
 from tenure.coordinator.core.rows import (
     IncarnationRow,
     ProfileRow,
@@ -58,12 +59,19 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The most that any one eligible node has free for tasks of a kind; None: not limited."""
+    """The most that any one eligible node has free for tasks of a kind; None: not limited.
+
+    ``most``: so many may begin by the limits of the tenant and the type. ``closed_keys``: tasks
+    with these may not. ``paces_keys``: starts are limited for each key by itself.
+    """
 
     tenant: TenantId
     profile_digest: str
     cpu_millis: int | None
     memory_bytes: int | None
+    most: int | None = None
+    closed_keys: frozenset[str] = frozenset()
+    paces_keys: bool = False
 
 
 def score(task: TaskRow, node: IncarnationRow) -> Score:
@@ -92,7 +100,12 @@ def rooms(
     """Which of the waiting kinds some node could take now, and how large a task may be: what is
     worth looking for."""
     found = []
+    allowances = Allowances(tenants, now)
     for kind in kinds:
+        limited = kind.tenant, kind.profile.type
+        most = allowances.left(*limited)
+        if most == 0:
+            continue
         probe = smallest(kind)
         tenant = tenants.get(kind.tenant)
         eligible = [node for node in nodes if exclusion(probe, node, tenant, now) is None]
@@ -103,6 +116,9 @@ def rooms(
                     kind.profile.digest,
                     _most(_left(node.cpu_millis, node.cpu_used) for node in eligible),
                     _most(_left(node.memory_bytes, node.memory_used) for node in eligible),
+                    most,
+                    allowances.closed_keys(*limited),
+                    allowances.paces_keys(*limited),
                 )
             )
     return found
@@ -167,6 +183,7 @@ def plan(
     """
     free = {node.incarnation: node for node in nodes if node.slots_used < node.slots}
     accounts = dict(tenants)
+    allowances = Allowances(tenants, now)
     turns = Turns(tasks, tenants, used)
     placements: list[Placement] = []
     candidates: dict[object, _Candidates] = {}
@@ -177,6 +194,8 @@ def plan(
         tenant = accounts.get(task.tenant)
         # What is no matter of the node is asked once, before any node.
         if budget(task, nodes[0], tenant, now) or deadline(task, nodes[0], tenant, now):
+            continue
+        if not allowances.permit(task):
             continue
         alike = (task.tenant, task.type, task.profile, task.resources, task.rejected_by)
         if alike not in candidates:
@@ -189,6 +208,7 @@ def plan(
             Placement(task.task_id, best.incarnation, score(task, best), eligible, len(nodes))
         )
         turns.placed(task)
+        allowances.begin(task)
         if tenant is not None and task.profile is not None and task.profile.cost_minor:
             held = tenant.held_minor + task.profile.cost_minor
             accounts[task.tenant] = replace(tenant, held_minor=held)

@@ -4,8 +4,9 @@ Instants are integer microseconds since 1970 (UTC) on the authority's clock, dur
 microseconds, ids strings, JSON text. Nothing here reads a clock, mints an id or does I/O.
 """
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
 
 from tenure.contract.ids import (
     AttemptId,
@@ -19,6 +20,7 @@ from tenure.contract.ids import (
 from tenure.contract.states import (
     AttemptState,
     Effects,
+    LimitScope,
     Match,
     NodeState,
     PauseScope,
@@ -80,11 +82,31 @@ class PauseRow:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitRow:
+    """How many tasks of a scope run at once, and how often one starts; None: as many as there are.
+
+    ``name``: the type or the key; for each key the type, or ``ANY`` for every type; else empty.
+    ``interval``: microseconds between two starts, of which ``burst`` may come at once.
+    """
+
+    scope: LimitScope
+    name: str
+    max_running: int | None = None
+    interval: int | None = None
+    burst: int = 1
+
+
+Bucket: TypeAlias = tuple[LimitScope, str, str]
+"""What counts together: a limit's scope and name, and the key where each counts by itself."""
+
+
+@dataclass(frozen=True, slots=True)
 class TenantRow:
-    """What a tenant may use. ``version`` covers all but the account.
+    """What a tenant may use. ``version`` covers all but the account and what counts under limits.
 
     Sets: None is not stated, and fails closed; ``ANY`` in it is the stated absence of a limit, as
-    is ``budget_unlimited``. ``held_minor`` and ``spent_minor`` are the account.
+    is ``budget_unlimited``. ``held_minor`` and ``spent_minor`` are the account. ``running``: tasks
+    that nodes have, ``full_at``: when the bucket of starts is full again; absent: none, and now.
     """
 
     tenant: TenantId
@@ -99,6 +121,9 @@ class TenantRow:
     held_minor: int = 0
     spent_minor: int = 0
     pauses: tuple[PauseRow, ...] = ()  # that concern it, those that are over included
+    limits: tuple[LimitRow, ...] = ()
+    running: Mapping[Bucket, int] = field(default_factory=dict, hash=False)
+    full_at: Mapping[Bucket, int] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +174,7 @@ class TaskRow:
     decided_at: int
     profile: ProfileRow | None = None
     queued_as_of: int = 0  # its place among its tenant's tasks: see ``fairness``
+    concurrency_key: str | None = None  # what it counts with under limits
 
 
 @dataclass(frozen=True, slots=True)

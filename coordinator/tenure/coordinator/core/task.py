@@ -59,6 +59,7 @@ def submit(command: Submit, snapshot: Snapshot, now: int, minted: Minted) -> Dec
         profile_digest=declared.profile_digest,
         retry_of=command.retry_of,
         head_start=head_start(command.priority),
+        concurrency_key=command.concurrency_key,
     )
     event = Happened(
         event_id=minted.event_ids[0],

@@ -255,7 +255,7 @@ class _Batch:
                 optional_datetime(write.not_before), optional_datetime(write.deadline),
                 write.effects.value, write.max_attempts, write.resources.cpu_millis,
                 write.resources.memory_bytes, bytes.fromhex(write.profile_digest), write.retry_of,
-                write.head_start,
+                write.head_start, write.concurrency_key,
             )
         )  # fmt: skip
 
@@ -290,7 +290,7 @@ class _Batch:
                 write.incarnation, write.lease_id, write.fencing_token, write.policy_version,
                 write.lease_microseconds, json_text(scope), write.dispatch_event_id,
                 resources.slots, resources.cpu_millis, resources.memory_bytes, write.cost_minor,
-                decision_text(write.placement),
+                decision_text(write.placement), write.type, write.concurrency_key,
             )
         )  # fmt: skip
 

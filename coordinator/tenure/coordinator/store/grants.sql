@@ -15,7 +15,8 @@ grant select on
     tenure.authority_epochs, tenure.health_reviews, tenure.intake, tenure.log,
     tenure.log_default,
     tenure.tenants, tenure.accounts, tenure.profiles, tenure.executables, tenure.fact_changes,
-    tenure.pauses, tenure.subscriptions, tenure.dead_letters,
+    tenure.pauses, tenure.limits, tenure.limit_buckets, tenure.subscriptions,
+    tenure.dead_letters,
     tenure.relay_shards
 to :"coordinator";
 grant select on
@@ -59,6 +60,9 @@ grant execute on function
     tenure.record_dead_letters(
         text[], text[], text[], text[], text[], text[], text[], integer[], bytea[]),
     tenure.settle_dead_letter(text, bigint, text, text, text),
+    tenure.set_limit(text, text, text, integer, integer, integer, integer, text, integer),
+    tenure.remove_limit(text, text, text, text),
+    tenure.forget_full_buckets(integer),
     tenure.commit_batch(
         tenure.commit_item[], tenure.task_insert[], tenure.task_update[], tenure.attempt_insert[],
         tenure.attempt_update[], tenure.lease_renewal[], tenure.receipt_insert[],

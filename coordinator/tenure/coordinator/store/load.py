@@ -35,6 +35,7 @@ from tenure.coordinator.core.commands import (
 from tenure.coordinator.core.rows import IncarnationRow, ProfileRow, TaskRow
 from tenure.coordinator.core.snapshot import Snapshot
 from tenure.coordinator.store import named_queries
+from tenure.coordinator.store.limits import counted
 from tenure.coordinator.store.postgres import Asked
 from tenure.coordinator.store.rows import (
     attempt_row,
@@ -182,13 +183,16 @@ async def load_allocations(asked: Asked, commands: Sequence[Allocate | HoldRejec
         [c.task_id for c in commands],
         [c.incarnation if isinstance(c, Allocate) else None for c in commands],
     )
+    tenants = {row.tenant: row for row in map(tenant_row, records) if row is not None}
+    keys = {record["concurrency_key"] for record in records} - {None}
+    tenants = await counted(asked, tenants, keys)
     return _loaded(
         records,
         [
             Snapshot(
                 epoch=record["epoch"] or 0,
                 task=judged_task_row(record),
-                tenant=tenant_row(record),
+                tenant=tenants.get(record["fact_tenant"]),
                 incarnation=incarnation_row(record),
                 fleet=(
                     tuple(fleets.get(command.tenant, ()))

@@ -77,6 +77,7 @@ _RECEIPTS: Final = TypeAdapter(tuple[ReceiptView, ...])
 _CONTENTS: Final = TypeAdapter(tuple[ReceiptContent, ...])
 _NUMBERS: Final = TypeAdapter(dict[str, int])
 _BY_TYPE: Final = TypeAdapter(list[tuple[str, str, int]])
+_LIMITS: Final = TypeAdapter(list[tuple[str, str, int, int]])
 
 
 class Reads:
@@ -101,6 +102,7 @@ class Reads:
             max_attempts=row["max_attempts"],
             effects=row["effects"],
             resources=Resources(cpu_millis=row["cpu_millis"], memory_bytes=row["memory_bytes"]),
+            concurrency_key=row["concurrency_key"],
             cancel_requested_at=row["cancel_requested_at"],
             cancel_delivered_at=row["cancel_delivered_at"],
             cancel_confirmed_at=row["cancel_confirmed_at"],
@@ -425,6 +427,8 @@ class Reads:
             commits_waiting_for_standby=row["commits_waiting_for_standby"],
             pauses=_NUMBERS.validate_json(row["pauses"]),
             dead_letters=row["dead_letters"],
+            limits=_LIMITS.validate_json(row["limits"]),
+            limits_by_scope=_NUMBERS.validate_json(row["limits_by_scope"]),
             lag_rows=sum(shard["lag_rows"] for shard in shards),
             log_bytes=size["bytes"],
             log_rows_beyond_partitions=size["misplaced"],

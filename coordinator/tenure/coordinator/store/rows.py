@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID
 
@@ -22,6 +23,7 @@ from tenure.contract.ids import (
 from tenure.contract.states import (
     AttemptState,
     Effects,
+    LimitScope,
     Match,
     NodeState,
     PauseScope,
@@ -32,6 +34,7 @@ from tenure.coordinator.core.decisions import Reply
 from tenure.coordinator.core.rows import (
     AttemptRow,
     IncarnationRow,
+    LimitRow,
     NodeFacts,
     PauseRow,
     ProfileRow,
@@ -104,6 +107,7 @@ def task_row(record: Record) -> TaskRow | None:
         cancel_delivered_at=optional_microseconds(record["cancel_delivered_at"]),
         rejected_by=tuple(IncarnationId(str(node)) for node in record["rejected_by"]),
         decided_at=to_microseconds(record["decided_at"]),
+        concurrency_key=record["concurrency_key"],
     )
 
 
@@ -160,6 +164,24 @@ def tenant_row(record: Record) -> TenantRow | None:
         held_minor=record["held_minor"],
         spent_minor=record["spent_minor"],
         pauses=pause_rows(record["pauses"]),
+        limits=limit_rows(record["limits"]),
+    )
+
+
+@lru_cache(maxsize=1000)
+def limit_rows(text: str | None) -> tuple[LimitRow, ...]:
+    """Limits as they are kept with a tenant."""
+    if text is None:
+        return ()
+    return tuple(
+        LimitRow(
+            scope=LimitScope(fields["scope"]),
+            name=fields["name"],
+            max_running=fields["max_running"],
+            interval=fields["interval"],
+            burst=fields["burst"] or 1,
+        )
+        for fields in from_json(text)
     )
 
 
@@ -278,6 +300,7 @@ class IntakeRow:
     deadline: datetime | None
     cpu_millis: int | None
     memory_bytes: int | None
+    concurrency_key: str | None
     enqueued_by: str
 
 
@@ -295,6 +318,7 @@ def intake_row(record: Record) -> IntakeRow:
         deadline=record["deadline"],
         cpu_millis=record["cpu_millis"],
         memory_bytes=record["memory_bytes"],
+        concurrency_key=record["concurrency_key"],
         enqueued_by=record["enqueued_by"],
     )
 

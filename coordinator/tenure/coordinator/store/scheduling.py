@@ -35,6 +35,7 @@ from tenure.coordinator.core.rows import (
 from tenure.coordinator.errors import RequestRefused
 from tenure.coordinator.store import named_queries
 from tenure.coordinator.store.commit import declared_type
+from tenure.coordinator.store.limits import counted
 from tenure.coordinator.store.reading import Reader
 from tenure.coordinator.store.rows import (
     incarnation_row,
@@ -107,7 +108,7 @@ class SchedulingReads:
         row = rows[0]
         return JudgedTask(
             task=task,
-            tenant=tenant_row(row),
+            tenant=await self._counted(tenant_row(row), task.concurrency_key),
             attempt=None if row["attempt_state"] is None else AttemptState(row["attempt_state"]),
             node_id=row["node_id"],
             reason=row["reason"],
@@ -126,28 +127,39 @@ class SchedulingReads:
     async def backlog(self, tenant: TenantId) -> tuple[Waiting, ...]:
         """What waits, in groups that are judged alike, the largest first."""
         rows = await self._reader.fetch(_QUERIES["backlog"], tenant, MAX_COUNTED_TASKS)
+        keys = {row["concurrency_key"] for row in rows} - {None}
+        limited = await self._counted(tenant_row(rows[0]) if rows else None, *keys)
         found = []
         for row in rows:
             task = judged_task_row(row)
             if task is not None:
                 now = to_microseconds(row["clock"])
-                found.append(Waiting(task, tenant_row(row), row["tasks"], row["oldest"], now))
+                found.append(Waiting(task, limited, row["tasks"], row["oldest"], now))
         return tuple(found)
+
+    async def _counted(self, tenant: TenantRow | None, *keys: str | None) -> TenantRow | None:
+        """A tenant with what counts under its limits."""
+        if tenant is None:
+            return None
+        given = [key for key in keys if key is not None]
+        return (await counted(self._reader, {tenant.tenant: tenant}, given))[tenant.tenant]
 
     async def waiting_counts(self, tenant: TenantId) -> tuple[int, int]:
         """Tasks that wait for a node, and for their time; each counted up to 100,000."""
         (row,) = await self._reader.fetch(_QUERIES["waiting_counts"], tenant, MAX_COUNTED_TASKS)
         return row["waiting"], row["not_before"]
 
-    async def declared(self, tenant: TenantId, type_name: str, head_start: int) -> Declared:
-        """What a submission of a type would be recorded with."""
+    async def declared(
+        self, tenant: TenantId, type_name: str, head_start: int, key: str | None
+    ) -> Declared:
+        """What a submission of a type would be recorded with. ``key``: its concurrency key."""
         (row,) = await self._reader.fetch(
             _QUERIES["declared"], tenant, type_name, head_start, MAX_POSITION
         )
         return Declared(
             task_type=task_type_row(row),
             profile=profile_row(row),
-            tenant=tenant_row(row),
+            tenant=await self._counted(tenant_row(row), key),
             position=row["position"],
             now=to_microseconds(row["clock"]),
         )

@@ -80,6 +80,8 @@ class Figures:
     commits_waiting_for_standby: int
     pauses: dict[str, int]  # by scope
     dead_letters: int  # that wait for somebody
+    limits: list[tuple[str, str, int, int]]  # tenant, type or empty, at most, running
+    limits_by_scope: dict[str, int]
     lag_rows: int
     log_bytes: int
     log_rows_beyond_partitions: int

@@ -1,6 +1,6 @@
 -- The authority's state. Every row carries its tenant; every writer goes through the functions of
--- the following migrations, in one lock order: tasks, nodes, incarnations, tenants, accounts, intake,
--- unique keys, append lock.
+-- the following migrations, in one lock order: tasks, nodes, incarnations, tenants, accounts, limits,
+-- intake, unique keys, append lock.
 
 -- Who this database is. Compared with the running server inside every commit: a copy, a restored
 -- backup or a promoted standby grants nothing until somebody has decided what it is.
@@ -63,6 +63,7 @@ create table tasks (
     cpu_millis integer not null check (cpu_millis >= 0),
     memory_bytes bigint not null check (memory_bytes >= 0),
     profile_digest bytea not null,
+    concurrency_key text,                   -- the caller's: what it counts with under limits
     cancel_requested_at timestamptz,
     cancel_delivered_at timestamptz,        -- its executor said that it has heard of it
     rejected_by uuid[] not null default '{}', -- incarnations that are not asked again
@@ -141,6 +142,8 @@ create index attempts_open on attempts (incarnation) where ended_at is null;
 create table reservations (
     attempt_id uuid primary key,
     tenant text not null,
+    type text not null,
+    concurrency_key text,
     incarnation uuid not null,
     slots integer not null check (slots >= 0),
     cpu_millis integer not null check (cpu_millis >= 0),
@@ -148,6 +151,9 @@ create table reservations (
     cost_minor bigint not null check (cost_minor >= 0),
     created_at timestamptz not null
 );
+create index reservations_of_type on reservations (tenant, type);
+create index reservations_of_key on reservations (tenant, concurrency_key)
+    where concurrency_key is not null;
 
 create table nodes (
     tenant text not null,
@@ -250,6 +256,7 @@ create table intake (
     deadline timestamptz,
     cpu_millis integer,                     -- null, both: as the type declares
     memory_bytes bigint,
+    concurrency_key text,
     fingerprint bytea not null,             -- of all that is asked for
     enqueued_by text not null,              -- the role that had logged in
     state text not null default 'waiting' check (state in ('waiting', 'taken', 'refused')),

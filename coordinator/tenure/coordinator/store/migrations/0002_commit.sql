@@ -1,7 +1,7 @@
 -- Compare-and-append: the only way to change the authority's state.
 --
 -- One call carries many items; each item is applied whole or not at all. The call locks what the
--- items name (tasks, nodes, incarnations, tenants, accounts, rows of the intake: each by id), reads the clock after the
+-- items name (tasks, nodes, incarnations, tenants, accounts, limits, rows of the intake: each by id), reads the clock after the
 -- last row lock, looks up command ids before every other guard, checks each item's guards, applies the
 -- items whose guards hold and appends their events as its last statement, under the append lock. Its
 -- answer is two small arrays, so that nothing waits for the client's socket before the commit.
@@ -48,7 +48,7 @@ create type task_insert as (
     item integer, task_id uuid, tenant text, type text, input json, priority smallint,
     not_before timestamptz, deadline timestamptz, effects text, max_attempts integer,
     cpu_millis integer, memory_bytes bigint, profile_digest bytea,
-    retry_of uuid, head_start bigint
+    retry_of uuid, head_start bigint, concurrency_key text
 );
 create type task_update as (
     item integer, task_id uuid, state text, reason text, message text, sequence bigint,
@@ -63,7 +63,8 @@ create type attempt_insert as (
     item integer, attempt_id uuid, task_id uuid, tenant text, ordinal bigint, node_id text,
     incarnation uuid, lease_id uuid, fencing_token bigint, policy_version integer,
     lease_microseconds bigint, scope json, dispatch_event_id uuid, slots integer,
-    cpu_millis integer, memory_bytes bigint, cost_minor bigint, decision json
+    cpu_millis integer, memory_bytes bigint, cost_minor bigint, decision json,
+    type text, concurrency_key text
 );
 create type attempt_update as (
     item integer, attempt_id uuid, state text, reason text, message text, sequence bigint,
@@ -149,7 +150,14 @@ declare
     v_slots bigint[] := '{}';
     v_cpu bigint[] := '{}';
     v_memory bigint[] := '{}';
+    v_limited boolean := false;
+    v_begun jsonb := '{}';
+    v_with_it jsonb;
+    v_running bigint;
+    v_full_at timestamptz;
+    v_fits boolean;
     r record;
+    l record;
 begin
     -- Locks, each kind in the order of its ids.
     perform 1 from tasks t
@@ -200,6 +208,19 @@ begin
             select u.attempt_id from unnest(p_attempt_updates) u where u.ends))))
     order by c.tenant
     for no key update;
+
+    -- What runs and what starts under a limit is counted by one commit at a time.
+    if cardinality(p_attempt_inserts) > 0 then
+        perform 1 from limits x
+        where x.tenant = any (array(select w.tenant from unnest(p_attempt_inserts) w))
+          and exists (
+            select from unnest(p_attempt_inserts) w
+            where w.tenant = x.tenant
+              and limit_concerns(x.scope, x.name, w.type, w.concurrency_key))
+        order by x.tenant, x.scope, x.name
+        for no key update;
+        v_limited := found;
+    end if;
 
     if cardinality(p_intake) > 0 then
         perform 1 from intake q
@@ -313,6 +334,7 @@ begin
     -- Counters that items share are running sums in item order.
     for r in
         select s.item, s.slots, s.cpu_millis, s.memory_bytes, s.tenant, s.cost_minor,
+            s.type, s.concurrency_key,
             e.budget_unlimited, e.budget_minor - c.held_minor - c.spent_minor as budget_left,
             dense_rank() over (order by s.incarnation) as k,
             n.slots - n.slots_used as slots_free,
@@ -325,7 +347,39 @@ begin
         where outcomes[s.item] = 0
         order by s.item
     loop
-        if r.slots_free >= coalesce(v_slots[r.k], 0) + r.slots
+        v_with_it := v_begun;
+        v_fits := true;
+        if v_limited then
+            for l in
+                select x.max_running, x.interval_microseconds * interval '1 microsecond' as pace,
+                    x.burst, x.tenant, x.scope, x.name, k.key,
+                    json_build_array(x.tenant, x.scope, x.name, k.key)::text as bucket, b.full_at
+                from limits x
+                cross join lateral (
+                    select case x.scope when 'each_key' then r.concurrency_key else '' end as key) k
+                left join limit_buckets b on b.tenant = x.tenant and b.scope = x.scope
+                    and b.name = x.name and b.key = k.key
+                where x.tenant = r.tenant
+                  and limit_concerns(x.scope, x.name, r.type, r.concurrency_key)
+                order by x.scope, x.name
+            loop
+                -- As stored and as the items before this one leave it.
+                v_running := coalesce((v_begun -> l.bucket ->> 'running')::bigint, running_under(
+                    l.tenant, l.scope, l.name, r.type, r.concurrency_key));
+                -- A bucket lacks no more than all it holds: the clock or the rate may have been changed.
+                v_full_at := least(clock + l.burst * l.pace, greatest(clock, coalesce(
+                    (v_begun -> l.bucket ->> 'full_at')::timestamptz, l.full_at)));
+                if v_running >= l.max_running
+                    or v_full_at - (l.burst - 1) * l.pace > clock
+                then
+                    v_fits := false;
+                    exit;
+                end if;
+                v_with_it := v_with_it || jsonb_build_object(l.bucket, jsonb_build_object(
+                    'running', v_running + 1, 'full_at', v_full_at + l.pace));
+            end loop;
+        end if;
+        if v_fits and r.slots_free >= coalesce(v_slots[r.k], 0) + r.slots
             and coalesce(r.cpu_free >= coalesce(v_cpu[r.k], 0) + r.cpu_millis, true)
             and coalesce(r.memory_free >= coalesce(v_memory[r.k], 0) + r.memory_bytes, true)
             and (r.cost_minor = 0 or r.budget_unlimited or coalesce(r.budget_left
@@ -335,6 +389,7 @@ begin
                 v_held := jsonb_set(v_held, array[r.tenant], to_jsonb(
                     coalesce((v_held ->> r.tenant)::bigint, 0) + r.cost_minor));
             end if;
+            v_begun := v_with_it;
             v_slots[r.k] := coalesce(v_slots[r.k], 0) + r.slots;
             v_cpu[r.k] := coalesce(v_cpu[r.k], 0) + r.cpu_millis;
             v_memory[r.k] := coalesce(v_memory[r.k], 0) + r.memory_bytes;
@@ -372,11 +427,11 @@ begin
 
     if cardinality(p_task_inserts) > 0 then
         insert into tasks (task_id, tenant, type, state, version, sequence, priority, not_before,
-            deadline, effects, max_attempts, cpu_millis, memory_bytes, profile_digest, retry_of,
-            created_at, queued_as_of, ripe, decided_at)
+            deadline, effects, max_attempts, cpu_millis, memory_bytes, profile_digest,
+            concurrency_key, retry_of, created_at, queued_as_of, ripe, decided_at)
         select w.task_id, w.tenant, w.type, 'open', 1, 1, w.priority, w.not_before, w.deadline,
-            w.effects, w.max_attempts, w.cpu_millis, w.memory_bytes, w.profile_digest, w.retry_of,
-            decided[w.item], greatest(decided[w.item], w.not_before)
+            w.effects, w.max_attempts, w.cpu_millis, w.memory_bytes, w.profile_digest,
+            w.concurrency_key, w.retry_of, decided[w.item], greatest(decided[w.item], w.not_before)
                 - w.head_start * interval '1 microsecond',
             coalesce(w.not_before <= decided[w.item], true), decided[w.item]
         from unnest(p_task_inserts) w where outcomes[w.item] = 0;
@@ -424,10 +479,10 @@ begin
         from unnest(p_attempt_inserts) w
         join tasks t on t.task_id = w.task_id
         where outcomes[w.item] = 0;
-        insert into reservations (attempt_id, tenant, incarnation, slots, cpu_millis,
-            memory_bytes, cost_minor, created_at)
-        select w.attempt_id, w.tenant, w.incarnation, w.slots, w.cpu_millis, w.memory_bytes,
-            w.cost_minor, decided[w.item]
+        insert into reservations (attempt_id, tenant, type, concurrency_key, incarnation, slots,
+            cpu_millis, memory_bytes, cost_minor, created_at)
+        select w.attempt_id, w.tenant, w.type, w.concurrency_key, w.incarnation, w.slots,
+            w.cpu_millis, w.memory_bytes, w.cost_minor, decided[w.item]
         from unnest(p_attempt_inserts) w where outcomes[w.item] = 0;
         update incarnations n set
             slots_used = n.slots_used + d.slots,
@@ -447,6 +502,15 @@ begin
             group by w.tenant
         ) d
         where c.tenant = d.tenant;
+        insert into limit_buckets (tenant, scope, name, key, full_at)
+        select d.bucket ->> 0, d.bucket ->> 1, d.bucket ->> 2, d.bucket ->> 3, d.full_at
+        from (
+            select g.key::json as bucket, (g.value ->> 'full_at')::timestamptz as full_at
+            from jsonb_each(v_begun) g
+        ) d
+        where d.full_at is not null
+        order by d.bucket ->> 0, d.bucket ->> 1, d.bucket ->> 2, d.bucket ->> 3
+        on conflict (tenant, scope, name, key) do update set full_at = excluded.full_at;
     end if;
 
     if cardinality(p_attempt_updates) > 0 then

@@ -45,7 +45,8 @@ create function enqueue(
     deadline timestamptz default null,
     cpu_millis integer default null,    -- thousandths of a core; both null: as the type declares
     memory_bytes bigint default null,
-    tenant text default null            -- needed by a role of several tenants only
+    tenant text default null,           -- needed by a role of several tenants only
+    concurrency_key text default null   -- what it counts with under limits
 ) returns uuid
 language plpgsql volatile security definer
 set search_path = tenure, pg_temp
@@ -90,6 +91,9 @@ begin
     elsif char_length(enqueue.idempotency_key) not between 1 and 255 then
         raise exception 'idempotency_key: % characters', char_length(enqueue.idempotency_key)
             using errcode = 'TN020', hint = 'A key has 1 to 255 characters; null for none.';
+    elsif char_length(enqueue.concurrency_key) not between 1 and 255 then
+        raise exception 'concurrency_key: % characters', char_length(enqueue.concurrency_key)
+            using errcode = 'TN020', hint = 'A key has 1 to 255 characters; null for none.';
     elsif coalesce(enqueue.priority not between -100 and 100, true) then
         raise exception 'priority: %', enqueue.priority using errcode = 'TN020',
             hint = 'Give a number from -100 to 100; higher is sooner.';
@@ -126,7 +130,7 @@ begin
     end if;
     v_fingerprint := sha256(convert_to(jsonb_build_array(enqueue.type, v_input, enqueue.priority,
         extract(epoch from enqueue.not_before), extract(epoch from enqueue.deadline),
-        enqueue.cpu_millis, enqueue.memory_bytes)::text, 'UTF8'));
+        enqueue.cpu_millis, enqueue.memory_bytes, enqueue.concurrency_key)::text, 'UTF8'));
 
     -- Which task: the one that the key stands for already, else a new one.
     if enqueue.idempotency_key is not null then
@@ -163,10 +167,11 @@ begin
                 hint = 'Give a later one, or none.';
         end if;
         insert into intake (tenant, command_id, task_id, idempotency_key, type, input, priority,
-            not_before, deadline, cpu_millis, memory_bytes, fingerprint, enqueued_by)
+            not_before, deadline, cpu_millis, memory_bytes, concurrency_key, fingerprint, enqueued_by)
         values (v_tenant, coalesce(v_command_id, v_task_id), v_task_id, enqueue.idempotency_key,
             enqueue.type, v_text::json, enqueue.priority, enqueue.not_before, enqueue.deadline,
-            enqueue.cpu_millis, enqueue.memory_bytes, v_fingerprint, session_user)
+            enqueue.cpu_millis, enqueue.memory_bytes, enqueue.concurrency_key, v_fingerprint,
+            session_user)
         on conflict (command_id) where state <> 'refused' do nothing;
         if found then
             return v_task_id;
@@ -189,9 +194,10 @@ declare
     v_rows integer;
 begin
     insert into intake (tenant, command_id, task_id, idempotency_key, type, input, priority,
-        not_before, deadline, cpu_millis, memory_bytes, fingerprint, enqueued_by)
+        not_before, deadline, cpu_millis, memory_bytes, concurrency_key, fingerprint, enqueued_by)
     select q.tenant, q.command_id, q.task_id, q.idempotency_key, q.type, q.input, q.priority,
-        q.not_before, q.deadline, q.cpu_millis, q.memory_bytes, q.fingerprint, q.enqueued_by
+        q.not_before, q.deadline, q.cpu_millis, q.memory_bytes, q.concurrency_key, q.fingerprint,
+        q.enqueued_by
     from intake q
     where q.state = 'refused' and q.tenant = p_tenant
         and (p_code is null or q.code = p_code)

@@ -190,7 +190,8 @@ begin
         version = version + 1, state = v_row.state, weight = v_row.weight,
         node_pools = v_row.node_pools, locations = v_row.locations, networks = v_row.networks,
         budget_minor = v_row.budget_minor, budget_unlimited = v_row.budget_unlimited,
-        currency = v_row.currency, pauses = pauses_of(p_tenant), changed_at = clock_timestamp(), changed_by = p_actor
+        currency = v_row.currency, pauses = pauses_of(p_tenant), limits = limits_of(p_tenant),
+        changed_at = clock_timestamp(), changed_by = p_actor
     where tenant = p_tenant;
     insert into fact_changes values (clock_timestamp(), p_actor, p_tenant, 'tenant', p_tenant,
         p_change::json);

@@ -11,7 +11,7 @@ select
     t.task_id, t.tenant, t.type, t.state, t.version, t.sequence, t.generation,
     t.current_attempt_id, t.failures, t.losses, t.not_before, t.deadline, t.effects,
     t.max_attempts, t.cpu_millis, t.memory_bytes, t.cancel_requested_at,
-    t.cancel_delivered_at, t.rejected_by, t.decided_at,
+    t.cancel_delivered_at, t.rejected_by, t.decided_at, t.concurrency_key,
     a.attempt_id, a.task_id as attempt_task_id, a.tenant as attempt_tenant, a.ordinal,
     a.state as attempt_state, a.version as attempt_version, a.sequence as attempt_sequence,
     a.node_id, a.incarnation, a.lease_id, a.fencing_token, a.policy_version, a.lease_microseconds,
@@ -78,7 +78,7 @@ select
     t.task_id, t.tenant, t.type, t.state, t.version, t.sequence, t.generation,
     t.current_attempt_id, t.failures, t.losses, t.not_before, t.deadline, t.effects,
     t.max_attempts, t.cpu_millis, t.memory_bytes, t.cancel_requested_at,
-    t.cancel_delivered_at, t.rejected_by, t.decided_at,
+    t.cancel_delivered_at, t.rejected_by, t.decided_at, t.concurrency_key,
     n.incarnation, n.tenant as node_tenant, n.node_id, n.state as node_state,
     n.version as node_version, n.sequence as node_sequence, n.slots,
     n.cpu_millis as node_cpu_millis, n.memory_bytes as node_memory_bytes, n.slots_used,
@@ -92,7 +92,8 @@ select
     p.operations, p.objects,
     e.tenant as fact_tenant, e.version as tenant_version, e.state as tenant_state, e.weight,
     e.node_pools, e.locations as tenant_locations, e.networks as tenant_networks, e.budget_minor,
-    e.budget_unlimited, b.held_minor, b.spent_minor, e.pauses::text as pauses
+    e.budget_unlimited, b.held_minor, b.spent_minor, e.pauses::text as pauses,
+    e.limits::text as limits
 from unnest($1::uuid[], $2::uuid[]) with ordinality as i (task_id, incarnation, ord)
 left join tenure.tasks t on t.task_id = i.task_id
 left join tenure.incarnations n on n.incarnation = i.incarnation

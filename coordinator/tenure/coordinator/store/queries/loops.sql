@@ -18,6 +18,7 @@ select
     e.tenant as fact_tenant, e.version as tenant_version, e.state as tenant_state, e.weight,
     e.node_pools, e.locations as tenant_locations, e.networks as tenant_networks, e.budget_minor,
     e.budget_unlimited, b.held_minor, b.spent_minor, e.pauses::text as pauses,
+    e.limits::text as limits,
     case when row_number() over (order by n.incarnation) = 1 then (
         select json_build_object(
             'ripened', (select tenure.ripen($2)),
@@ -71,15 +72,18 @@ join tenure.profiles p on p.tenant = k.tenant and p.digest = k.digest;
 -- name: waiting_tasks
 -- Tasks that may be given to a node now: for each tenant $1 and profile $2 those that need at most $3
 -- thousandths of a core and $4 bytes (null: not limited), the first $5 of each in the order they are
--- served. Asked by kind, so that however many nobody can take, no others wait for them.
+-- served, without those whose concurrency key is one of $6 (an object for each kind: its members are
+-- looked up, not read through; null: none), or has had its starts where $7 says that each key has a
+-- number of them. Asked by kind, so that however many nobody can take, no others wait for them.
 select
     (select tenure.confirmed_epoch()) as epoch, clock_timestamp() as clock,
     t.task_id, t.tenant, t.type, t.state, t.version, t.sequence, t.generation,
     t.current_attempt_id, t.failures, t.losses, t.not_before, t.deadline, t.effects,
     t.max_attempts, t.cpu_millis, t.memory_bytes, t.cancel_requested_at,
-    t.cancel_delivered_at, t.rejected_by, t.decided_at, t.profile_digest, t.queued_as_of
-from unnest($1::text[], $2::bytea[], $3::bigint[], $4::bigint[])
-    as k (tenant, profile_digest, cpu_millis, memory_bytes)
+    t.cancel_delivered_at, t.rejected_by, t.decided_at, t.concurrency_key, t.profile_digest, t.queued_as_of
+from unnest(
+        $1::text[], $2::bytea[], $3::bigint[], $4::bigint[], $5::integer[], $6::jsonb[], $7::boolean[])
+    as k (tenant, profile_digest, cpu_millis, memory_bytes, most, closed_keys, paces_keys)
 cross join lateral (
     select * from tenure.tasks w
     where w.tenant = k.tenant and w.profile_digest = k.profile_digest
@@ -88,8 +92,17 @@ cross join lateral (
       and coalesce(w.memory_bytes <= k.memory_bytes, true)
       and coalesce(w.not_before <= (select clock_timestamp()), true)
       and coalesce(w.deadline > (select clock_timestamp()), true)
+      and (k.closed_keys is null or w.concurrency_key is null
+          or not k.closed_keys ? w.concurrency_key)
+      and (not k.paces_keys or w.concurrency_key is null or not exists (
+          select from tenure.limits l
+          join tenure.limit_buckets b on b.tenant = l.tenant and b.scope = l.scope
+              and b.name = l.name and b.key = w.concurrency_key
+          where l.tenant = w.tenant and l.scope = 'each_key' and l.name in (w.type, '*')
+              and b.full_at - (l.burst - 1) * l.interval_microseconds * interval '1 microsecond'
+                  > (select clock_timestamp())))
     order by w.queued_as_of, w.task_id
-    limit $5
+    limit k.most
 ) t;
 
 -- name: lost_tasks
@@ -174,7 +187,7 @@ with recursive tenants as (
 )
 select
     intake_id, tenant, command_id, task_id, type, input::text as input, priority, not_before,
-    deadline, cpu_millis, memory_bytes, enqueued_by
+    deadline, cpu_millis, memory_bytes, concurrency_key, enqueued_by
 from (
     select
         w.*,

@@ -8,7 +8,7 @@ select
     t.task_id, t.tenant, t.type, t.state, t.version, t.sequence, t.generation,
     t.current_attempt_id, t.failures, t.losses, t.not_before, t.deadline, t.effects, t.max_attempts,
     t.cpu_millis, t.memory_bytes, t.cancel_requested_at,
-    t.cancel_delivered_at, t.rejected_by, t.decided_at, t.reason,
+    t.cancel_delivered_at, t.rejected_by, t.decided_at, t.concurrency_key, t.reason,
     t.profile_digest, p.type as profile_type, p.effects as profile_effects,
     p.max_attempts as profile_max_attempts, p.cpu_millis as profile_cpu_millis,
     p.memory_bytes as profile_memory_bytes, p.locations as profile_locations,
@@ -17,6 +17,7 @@ select
     e.tenant as fact_tenant, e.version as tenant_version, e.state as tenant_state, e.weight,
     e.node_pools, e.locations as tenant_locations, e.networks as tenant_networks, e.budget_minor,
     e.budget_unlimited, b.held_minor, b.spent_minor, e.pauses::text as pauses,
+    e.limits::text as limits,
     a.state as attempt_state, a.node_id,
     case when t.state = 'open' and t.current_attempt_id is null then (
         select count(*) + 1 from (
@@ -45,7 +46,10 @@ groups as (
     select count(*) as tasks, min(created_at) as oldest,
         (array_agg(task_id order by queued_as_of, task_id))[1] as example
     from waiting
-    group by type, profile_digest, cpu_millis, memory_bytes
+    group by type, profile_digest, cpu_millis, memory_bytes,
+        case when exists (
+            select from tenure.limits l where l.tenant = $1 and l.scope in ('key', 'each_key'))
+        then concurrency_key end
     order by tasks desc, oldest
     limit 100
 )
@@ -55,7 +59,7 @@ select
     t.task_id, t.tenant, t.type, t.state, t.version, t.sequence, t.generation,
     t.current_attempt_id, t.failures, t.losses, t.not_before, t.deadline, t.effects, t.max_attempts,
     t.cpu_millis, t.memory_bytes, t.cancel_requested_at,
-    t.cancel_delivered_at, t.rejected_by, t.decided_at,
+    t.cancel_delivered_at, t.rejected_by, t.decided_at, t.concurrency_key,
     t.profile_digest,
     p.type as profile_type, p.effects as profile_effects,
     p.max_attempts as profile_max_attempts, p.cpu_millis as profile_cpu_millis,
@@ -64,7 +68,8 @@ select
     p.operations, p.objects,
     e.tenant as fact_tenant, e.version as tenant_version, e.state as tenant_state, e.weight,
     e.node_pools, e.locations as tenant_locations, e.networks as tenant_networks, e.budget_minor,
-    e.budget_unlimited, b.held_minor, b.spent_minor, e.pauses::text as pauses
+    e.budget_unlimited, b.held_minor, b.spent_minor, e.pauses::text as pauses,
+    e.limits::text as limits
 from groups g
 join tenure.tasks t on t.task_id = g.example
 left join tenure.profiles p on p.tenant = t.tenant and p.digest = t.profile_digest
@@ -96,6 +101,7 @@ select
     e.tenant as fact_tenant, e.version as tenant_version, e.state as tenant_state, e.weight,
     e.node_pools, e.locations as tenant_locations, e.networks as tenant_networks, e.budget_minor,
     e.budget_unlimited, b.held_minor, b.spent_minor, e.pauses::text as pauses,
+    e.limits::text as limits,
     (select count(*) + 1 from (
         select from tenure.tasks w where w.tenant = $1 and w.state = 'open'
             and w.current_attempt_id is null and w.ripe

@@ -109,7 +109,25 @@ select
             select scope, count(*) as number from tenure.pauses
             where coalesce(until > clock_timestamp(), true) group by scope
         ) paused
-    ) as pauses
+    ) as pauses,
+    -- Those of tenants and types: of keys there may be many.
+    (
+        select coalesce(json_agg(json_build_array(l.tenant, l.name, l.max_running,
+            case l.scope when 'tenant' then t.running else y.running end)
+            order by l.tenant, l.name), '[]')::text
+        from tenure.limits l
+        cross join lateral (
+            select count(*) as running from tenure.reservations r
+            where r.tenant = l.tenant and l.scope = 'tenant') t
+        cross join lateral (
+            select count(*) as running from tenure.reservations r
+            where r.tenant = l.tenant and r.type = l.name and l.scope = 'type') y
+        where l.scope in ('tenant', 'type') and l.max_running is not null
+    ) as limits,
+    (
+        select coalesce(json_object_agg(scope, number), '{}')::text
+        from (select scope, count(*) as number from tenure.limits group by scope) stated
+    ) as limits_by_scope
 
 -- name: intake
 -- Gauges for a scrape, all tenants together; rows of a state are counted up to $1.
