@@ -52,6 +52,7 @@ class Mutant:
         return f"{self.function.__module__.rpartition('.')[2]}.{self.function.__name__}: {words}"
 
 
+KEYS = "a limit for each key"
 SLOW, TWO = "a coordinator that is slow", "two decisions in flight"
 MUTANTS = (
     Mutant("strangers", guards.find_presented, "task.tenant != command.tenant or ", ""),
@@ -108,9 +109,11 @@ MUTANTS = (
     Mutant("operators", lease.allocate, "has_rejected(task, node)", "False"),
     Mutant("reviews", lease.allocate, "node.under_review", "False"),
     Mutant("pauses", flow._in_force, "pause.until > now", "False"),
-    Mutant(
-        "a limit for each key", limits.bucket, "limit.scope, limit.name, key", "limit.scope, '', ''"
-    ),
+    Mutant(KEYS, lease.allocate, "limits.reached(task, snapshot.tenant, now)", "0"),
+    Mutant(KEYS, limits.bucket, "return limit.scope, limit.name, key", "return None"),
+    Mutant(KEYS, limits.is_reached, "state.running >= most", "state.running > most"),
+    Mutant("starts in a time", limits.is_reached, "state.next_start is not None or", ""),
+    Mutant("starts in a time", limits._state, "limit.burst - 1", "limit.burst"),
     Mutant(TWO, lease.renew, "now + attempt.lease", "now + 2 * attempt.lease"),
     Mutant("deadlines", lease.renew, "min(expires_at, task.deadline)", "expires_at"),
     Mutant(SLOW, lease.expire, "attempt.expires_at > now", "False"),

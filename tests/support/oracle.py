@@ -11,6 +11,7 @@ from tenure.contract.states import (
     TERMINAL_ATTEMPT_STATES,
     AttemptState,
     Effects,
+    LimitScope,
     NodeState,
     TaskState,
 )
@@ -31,7 +32,6 @@ from tenure.coordinator.core.commands import (
     Take,
 )
 from tenure.coordinator.core.decisions import Accepted
-from tenure.coordinator.core.limits import bucket
 from tenure.coordinator.core.outcomes import HANDED_BACK, LOSSES_UNTIL_HELD
 from tenure.coordinator.core.rows import AttemptRow, LimitRow, TaskRow, TenantRow
 from tests.support.model_rows import Rows
@@ -243,11 +243,11 @@ def judge_allocation(
 
 
 def _judge_limit(limit: LimitRow, task: TaskRow, tenant: TenantRow, after: Rows, at: int) -> None:
-    place = bucket(limit, task.type, task.concurrency_key)
-    if place is None:
+    together = _together(limit, task.type, task.concurrency_key)
+    if together is None:
         return
     running = sum(
-        place == bucket(limit, held.type, held.concurrency_key)
+        together == _together(limit, held.type, held.concurrency_key)
         for held in after.reservations.values()
     )
     check(
@@ -255,11 +255,19 @@ def _judge_limit(limit: LimitRow, task: TaskRow, tenant: TenantRow, after: Rows,
         "FLOW-01: no more run at once than a limit lets",
     )
     if limit.interval is not None:
-        lacking = max(0, tenant.full_at.get(place, at) - at)
+        lacking = max(0, tenant.full_at.get((limit.scope, limit.name, together), at) - at)
         check(
             lacking <= (limit.burst - 1) * limit.interval,
             "FLOW-01: no more start in a time than a limit lets",
         )
+
+
+def _together(limit: LimitRow, type_name: str, key: str | None) -> str | None:
+    """What tasks have to share to count together under ``limit``; None: it does not concern it."""
+    if limit.scope is LimitScope.EACH_KEY:
+        return key if limit.name in ("*", type_name) else None
+    concerns = {LimitScope.TYPE: type_name, LimitScope.KEY: key}.get(limit.scope, limit.name)
+    return "" if concerns == limit.name else None
 
 
 def judge_expiry(before: Rows, command: Expire, after: Rows) -> None:

@@ -155,7 +155,7 @@ SCENES: Final = (
         slots=2,
         nodes=("a",),
         attempts=3,
-        limits=(LimitRow(LimitScope.TYPE, TYPE, interval=2 * TICK, burst=2),),
+        limits=(LimitRow(LimitScope.TYPE, TYPE, interval=2 * TICK),),
     ),
     Scene(
         "promotions and restores",
