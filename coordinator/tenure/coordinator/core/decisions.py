@@ -116,6 +116,7 @@ class AttemptCreated:
     resources: ResourceAmounts
     placement: Placement | None  # why this node, for people
     cost_minor: int  # held of the tenant's budget until the attempt ends, spent if it delivers
+    type: str  # of the task: with its key, what it counts with under limits
     concurrency_key: str | None = None
 
 

@@ -83,6 +83,7 @@ def allocate(
         resources=task.resources,
         placement=command.placement,
         cost_minor=0 if task.profile is None else task.profile.cost_minor,
+        type=task.type,
         concurrency_key=task.concurrency_key,
     )
     event = Happened(
