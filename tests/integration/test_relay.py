@@ -199,24 +199,6 @@ async def test_a_refused_message_is_published_again_until_there_is_room(
     assert len(consumer.messages) == len(rows)
 
 
-async def test_a_message_that_is_too_large_blocks_its_stream_and_no_other(
-    database: FreshDatabase, broker: BrokerSpace
-) -> None:
-    async with broker_channel(broker.url) as channel:
-        queue = await declare_queue(channel, f"{broker.name_prefix}.q")
-        consumer = await consume(channel, queue)
-        large = Stream().next(routing_key=queue, required=True, filler="x" * 2000)
-        small = rows_of([Stream() for _ in range(20)], 2, routing_key=queue, required=True)
-        (position, *_) = await record(database, [large, *small])
-        async with relaying(
-            database.relay_url, broker.url, broker.name_prefix, relay_max_body_bytes=1500
-        ) as parts:
-            await consumer.has(small)
-            assert count(parts, Outcome.LOST) == 0
-        assert str(large.event_id) not in consumer.event_ids
-        assert (await cursors(database.relay_url))[large.stream.shard] < position
-
-
 async def test_a_body_of_several_frames_arrives_whole(
     database: FreshDatabase, broker: BrokerSpace
 ) -> None:

@@ -17,7 +17,7 @@ from tests.support.sessions import blocked, session
 
 LEASE = timedelta(seconds=60)
 RENEW = "select tenure.relay_renew($1, $2, $3, $4)"
-ADVANCE = "select tenure.relay_advance($1, $2, $3, $4)"
+ADVANCE = "select tenure.relay_advance($1, $2, $3, $4, '{}', '{}', '{}', '{}', '{}')"
 
 
 async def end_claims(database: FreshDatabase) -> None:

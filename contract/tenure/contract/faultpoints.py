@@ -22,6 +22,8 @@ class FaultPoint(StrEnum):
     AFTER_CONFIRM = "after_confirm"  # confirmed, not noted yet
     BEFORE_CURSOR_MOVE = "before_cursor_move"  # noted, the cursor not moved yet
     AFTER_CURSOR_MOVE = "after_cursor_move"
+    BEFORE_UNPARK = "before_unpark"  # a parked row has an end, which is not noted yet
+    AFTER_UNPARK = "after_unpark"  # noted
     # executor; the subject is the attempt, where there is one
     AFTER_INBOX = "after_inbox"  # stored, not acknowledged
     AFTER_ACK = "after_ack"

@@ -1,10 +1,11 @@
 """Settings of the relay: see docs/settings.md."""
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from tenure.contract.topology import DEFAULT_PREFIX, SHARD_COUNT
+from tenure.relay.core.parking import ParkingPolicy, ParkingTerms
 from tenure.relay.core.window import Limits
 from tenure.settings.addresses import ListenAddress, host_and_port
 from tenure.settings.process import (
@@ -50,13 +51,24 @@ class RelaySettings(LogSettings, BrokerSettings, DatabaseSettings):
         default=32 * 2**20, ge=2**20, description="of the bodies of these rows"
     )
     relay_max_body_bytes: int = Field(
-        default=8 * 2**20, ge=1024, description="a larger message is not sent; it blocks its stream"
+        default=8 * 2**20, ge=1024, description="a larger message is not sent: it is parked"
     )
     relay_backoff_base_seconds: Seconds = Field(
         default=0.1, description="about how long a stream waits after its first failure"
     )
     relay_backoff_cap_seconds: Seconds = Field(
         default=30.0, description="the longest that a stream waits"
+    )
+
+    relay_parking: Literal["hold", "flow"] = Field(
+        default="hold",
+        description="hold or flow: whether later messages of a stream wait for one that is parked",
+    )
+    relay_park_after_seconds: Annotated[float, Field(gt=0, le=86_400)] = Field(
+        default=30.0, description="how long a message may fail before it is parked"
+    )
+    relay_max_parked_rows: int = Field(
+        default=2_000, ge=1, le=100_000, description="of each shard; beyond it the shard waits"
     )
 
     @model_validator(mode="after")
@@ -81,6 +93,11 @@ class RelaySettings(LogSettings, BrokerSettings, DatabaseSettings):
             in_flight=self.relay_max_in_flight,
             backoff_base=round(self.relay_backoff_base_seconds * 1_000_000),
             backoff_cap=round(self.relay_backoff_cap_seconds * 1_000_000),
+            parking=ParkingTerms(
+                policy=ParkingPolicy(self.relay_parking),
+                after=round(self.relay_park_after_seconds * 1_000_000),
+                rows_per_shard=self.relay_max_parked_rows,
+            ),
         )
 
 

@@ -5,7 +5,7 @@ Every statement commits by itself: no transaction is ever open while the relay d
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,13 +16,17 @@ from uuid import UUID
 import asyncpg
 
 from tenure.contract.topology import LOG_CHANNEL
-from tenure.relay.core.window import Cursor, Follow, Row, Want
+from tenure.relay.core.parking import Unparked
+from tenure.relay.core.window import Cursor, Due, Follow, Row, Want
 from tenure.relay.errors import LogNotMigrated, LogRefused, LogUnavailable, LogUntrusted
 from tenure.settings.addresses import Address, asked
 from tenure.settings.pooler import PoolerNotDeclared, is_pooled, share_a_server
 from tenure.settings.tls import tls_fault
 
 _COUNT_LIMIT: Final = 20_000
+_DUE_STREAMS: Final = 200
+_DUE_ROWS_OF_A_STREAM: Final = 20
+_DUE_BODY_BYTES: Final = 4 * 2**20
 _Lost: Final = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
@@ -35,11 +39,13 @@ _Lost: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A shard that this relay holds. ``position``: its stored cursor when it was taken."""
+    """A shard that this relay holds. Of when it was taken: ``position`` is its stored cursor,
+    ``parked`` how many of its rows are parked."""
 
     shard: int
     claim_token: int
     position: int
+    parked: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +173,7 @@ class RelayLog:
     async def claim(self, want: int) -> list[Claim]:
         """Take free shards until this relay holds ``want``; the ones taken now."""
         rows = await self._fetch("claim", self._relay_id, want, self._lease)
-        return [Claim(row["shard"], row["claim_token"], row["position"]) for row in rows]
+        return [Claim(*row) for row in rows]
 
     async def renew(self, claims: Mapping[int, int]) -> set[int]:
         """Prolong claims, given as token by shard; the shards that are still held."""
@@ -181,16 +187,65 @@ class RelayLog:
         await self._fetch("release", self._relay_id, list(claims), list(claims.values()))
 
     async def advance(self, cursors: Sequence[Cursor]) -> set[int]:
-        """Move cursors; the shards that were moved. A shard that is missing was lost, or stands
-        further on already (RELAY-03)."""
+        """Move cursors, and park what that passes; the shards that were moved. A shard that is
+        missing was lost, or stands further on already (RELAY-03, RELAY-04)."""
+        parkings = [parking for cursor in cursors for parking in cursor.parkings]
         rows = await self._fetch(
             "advance",
             self._relay_id,
             [cursor.shard for cursor in cursors],
             [cursor.claim_token for cursor in cursors],
             [cursor.position for cursor in cursors],
+            [parking.position for parking in parkings],
+            [parking.reason for parking in parkings],
+            [parking.detail for parking in parkings],
+            [parking.holds for parking in parkings],
+            [_interval(parking.retry_after) for parking in parkings],
         )
         return {row["shard"] for row in rows}
+
+    async def held(self, shards: Collection[int]) -> dict[int, list[Hashable]]:
+        """By shard, the streams that wait for a parked row."""
+        found: dict[int, list[Hashable]] = {}
+        for shard, stream_type, stream_id in await self._fetch("held", list(shards)):
+            found.setdefault(shard, []).append((stream_type, stream_id))
+        return found
+
+    async def due(self, shards: Collection[int]) -> list[Due]:
+        """Parked rows of these shards that may be published now, of each stream in order."""
+        records = await self._fetch(
+            "due", list(shards), _DUE_STREAMS, _DUE_ROWS_OF_A_STREAM, _DUE_BODY_BYTES
+        )
+        return [
+            Due(
+                Row(
+                    position, shard, (stream_type, stream_id), str(event_id), exchange,
+                    routing_key, required, body, None if attempt_id is None else str(attempt_id),
+                ),
+                tries,
+                skip,
+            )
+            for (
+                shard, position, stream_type, stream_id, event_id, exchange, routing_key,
+                required, body, attempt_id, tries, skip,
+            ) in records
+        ]  # fmt: skip
+
+    async def unpark(self, unparked: Sequence[Unparked]) -> dict[Hashable, bool]:
+        """Note what became of parked rows; by stream, whether it is still held. A stream that is
+        missing is of a claim that was lost."""
+        records = await self._fetch(
+            "unpark",
+            self._relay_id,
+            [each.shard for each in unparked],
+            [each.claim_token for each in unparked],
+            [each.position for each in unparked],
+            [each.what.value for each in unparked],
+            [each.reason for each in unparked],
+            [each.detail for each in unparked],
+            [_interval(each.retry_after) for each in unparked],
+        )
+        return {(stream_type, stream_id): held for stream_type, stream_id, held in records}
 
     async def withdrawn(self, attempt_ids: Collection[str]) -> set[str]:
         """Of these attempts the ones that have ended."""
@@ -263,6 +318,10 @@ class _Line:
                 await connection.close(timeout=timeout_seconds)
             except _Lost:
                 connection.terminate()
+
+
+def _interval(microseconds: int | None) -> timedelta | None:
+    return None if microseconds is None else timedelta(microseconds=microseconds)
 
 
 def _rows(records: Sequence[asyncpg.Record]) -> list[Row]:

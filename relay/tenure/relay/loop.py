@@ -12,7 +12,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,6 +41,7 @@ class Pace:
     claim_seconds: float = 4.0
     attend_seconds: float = 0.5  # how soon a relay that comes or goes changes the others' shares
     claim_poll_seconds: float = 0.2  # while shards are due to this relay that others have
+    due_seconds: float = 0.5  # how soon a request about a parked row is seen
     hand_over_seconds: float = 3.0  # how long a failing row holds up the hand-over of its shard
     poll_seconds: float = 0.01  # while rows come
     idle_poll_seconds: float = 0.05
@@ -82,6 +83,8 @@ class Relay:
         self._renew_at = 0.0
         self._claim_at = 0.0
         self._attend_at = 0.0
+        self._due_at = 0.0
+        self._unknown: dict[int, int] = {}  # claims to be given up, token by shard
         self._share = 0
         self._advance_at = 0.0
         self._unusable_since: float | None = None
@@ -124,7 +127,13 @@ class Relay:
             self._wake.clear()
             await self._settle()
             self._drop_untrusted()
-            await self._ask(self._keep_claims, self._judge_returned, self._read)
+            await self._ask(
+                self._keep_claims,
+                self._judge_returned,
+                self._note_unparked,
+                self._take_up,
+                self._read,
+            )
             await self._publish()
             await self._ask(self._advance, self._hand_over)
             if not stop.is_set():
@@ -156,8 +165,18 @@ class Relay:
         published = doubles = 0
         for publish, outcome, detail in these:
             row = publish.row
-            verdict = self._window.settle(publish, outcome, now, self._chance())
+            verdict = self._window.settle(publish, outcome, now, self._chance(), detail)
             counts[outcome] += 1
+            if verdict is Verdict.PARKED:
+                self._metrics.parked[outcome].inc()
+                self._logger.warning(
+                    "parked",
+                    reason=outcome.value,
+                    position=row.position,
+                    event_id=row.event_id,
+                    detail=detail,
+                )
+                continue
             if verdict is Verdict.DONE:
                 published += outcome is not Outcome.WITHDRAWN
                 continue
@@ -242,6 +261,9 @@ class Relay:
             await self._log.release(self._window.claims)
             for shard in list(self._trusted_until):
                 self._drop(shard)
+        if self._unknown:
+            await self._log.release(self._unknown)
+            self._unknown.clear()
         await self._renew()
         if now >= self._attend_at:
             await self._attend()
@@ -283,8 +305,17 @@ class Relay:
     async def _claim(self) -> None:
         now = self._clock()
         self._claim_at = now + self._pace.claim_poll_seconds * (0.5 + self._chance())
-        for claim in await self._log.claim(self._share):
-            self._window.open(claim.shard, claim.claim_token, claim.position)
+        claims = await self._log.claim(self._share)
+        aside = [claim.shard for claim in claims if claim.parked]
+        held = await self._log.held(aside) if aside else {}
+        for claim in claims:
+            self._window.open(
+                claim.shard,
+                claim.claim_token,
+                claim.position,
+                parked=claim.parked,
+                held=held.get(claim.shard, ()),
+            )
             self._trusted_until[claim.shard] = now + self._pace.claim_seconds
         self._renew_at = min(self._renew_at, now + self._pace.claim_seconds / 3)
 
@@ -313,6 +344,15 @@ class Relay:
         for shard in over:
             self._drop(shard)
             self._metrics.claims_lost.inc()
+
+    def _forget(self, claims: Mapping[int, int]) -> None:
+        """What a call for these claims did to parked rows is not known, and may still be done: give
+        them up. The next claim's token keeps that call from doing any more, and tells what it did.
+        """
+        for shard, claim_token in claims.items():
+            if shard in self._trusted_until:
+                self._unknown[shard] = claim_token
+                self._drop(shard)
 
     def _drop(self, shard: int) -> None:
         self._window.close(shard)
@@ -364,7 +404,17 @@ class Relay:
             return
         self._advance_at = self._clock() + self._pace.advance_seconds
         await self._faults.reach(FaultPoint.BEFORE_CURSOR_MOVE)
-        moved = await self._log.advance(cursors)
+        try:
+            moved = await self._log.advance(cursors)
+        except LogUnavailable:
+            self._forget(
+                {
+                    each.shard: each.claim_token
+                    for each in cursors
+                    if self._window.sets_aside(each.shard)
+                }
+            )
+            raise
         await self._faults.reach(FaultPoint.AFTER_CURSOR_MOVE)
         unmoved = {
             cursor.shard: cursor.claim_token for cursor in cursors if cursor.shard not in moved
@@ -376,6 +426,37 @@ class Relay:
             self._keep(unmoved, await self._log.renew(unmoved), asked_at)
         for cursor in cursors:
             self._window.moved(cursor)  # without effect where the claim was dropped
+
+    # Parked rows
+
+    async def _take_up(self) -> None:
+        """Read parked rows that are due, once those that were read before have an end."""
+        now = self._clock()
+        window = self._window
+        if now < self._due_at or window.due or not window.parked or not self._publisher.usable:
+            return
+        due = await self._log.due(window.claims)
+        window.take_up(due)
+        self._due_at = now + (0 if due else self._pace.due_seconds)
+
+    async def _note_unparked(self) -> None:
+        unparked = self._window.unparked()
+        if not unparked:
+            return
+        await self._faults.reach(FaultPoint.BEFORE_UNPARK)
+        claims = {each.shard: each.claim_token for each in unparked}
+        try:
+            noted = await self._log.unpark(unparked)
+        except LogUnavailable:
+            self._forget(claims)
+            raise
+        await self._faults.reach(FaultPoint.AFTER_UNPARK)
+        released = [stream for stream, held in noted.items() if not held]
+        self._window.noted([each for each in unparked if each.stream in noted], released)
+        lost = {each.shard for each in unparked if each.stream not in noted}
+        self._keep(lost, set(), self._clock())
+        for each in unparked:
+            self._metrics.unparked[each.what].inc()
 
     # Waiting and ending
 
@@ -409,6 +490,7 @@ class Relay:
                 self._drop_untrusted()
                 await self._renew()
                 await self._judge_returned()
+                await self._note_unparked()
                 await self._publish()
                 await self._advance(at_once=True)
                 await self._hand_over()

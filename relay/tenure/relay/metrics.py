@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from tenure.relay.core.outcome import DELAYING, Outcome
+from tenure.relay.core.parking import Unparking
 from tenure.relay.core.window import Window
 from tenure.relay.errors import LogUnavailable
 from tenure.relay.log import Lag
@@ -34,6 +35,20 @@ class RelayMetrics:
             registry=self.registry,
         )
         self.outcomes = {outcome: outcomes.labels(outcome=outcome.value) for outcome in Outcome}
+        parked = Counter(
+            "tenure_relay_parked",
+            "Rows set aside because they could not be published, by how that failed.",
+            ("outcome",),
+            registry=self.registry,
+        )
+        self.parked = {outcome: parked.labels(outcome=outcome.value) for outcome in DELAYING}
+        unparked = Counter(
+            "tenure_relay_unparked",
+            "Parked rows that were due, by what became of them.",
+            ("result",),
+            registry=self.registry,
+        )
+        self.unparked = {what: unparked.labels(result=what.value) for what in Unparking}
         self.duplicates_possible = self._counter(
             "duplicates_possible", "Publishes that may have arrived and are repeated."
         )
@@ -54,6 +69,12 @@ class RelayMetrics:
             registry=self.registry,
         )
         self._failing = {outcome: failing.labels(outcome=outcome.value) for outcome in DELAYING}
+        self._parked_rows = self._gauge(
+            "parked_rows", "Parked rows of the shards this relay holds."
+        )
+        self._full_shards = self._gauge(
+            "full_shards", "Shards with so many parked rows that what fails holds them up."
+        )
         self._lag_rows = self._gauge(
             "lag_rows", "Rows that no relay has published (each shard up to 20,000)."
         )
@@ -78,6 +99,8 @@ class RelayMetrics:
         self._in_flight.set(window.in_flight)
         self._rows.set(window.rows)
         self._bytes.set(window.body_bytes)
+        self._parked_rows.set(window.parked)
+        self._full_shards.set(window.full_shards)
         failing_streams = window.failing_streams
         for outcome, gauge in self._failing.items():
             gauge.set(failing_streams[outcome])

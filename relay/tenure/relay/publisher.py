@@ -43,6 +43,13 @@ PRIVATE_NAMES: Final = {
     "channel": ("_on_confirm_frame", "_on_return_frame", "_read_content", _HEADER_READER),
     "connection": (_UNBLOCKED,),
 }
+_REFUSALS: Final = (
+    aiormq.exceptions.ChannelClosed,
+    aiormq.exceptions.ConnectionSyntaxError,
+    aiormq.exceptions.ConnectionFrameError,
+    aiormq.exceptions.ConnectionCommandInvalid,
+    aiormq.exceptions.ConnectionUnexpectedFrame,
+)
 _MISSING_SECONDS: Final = 1.0  # how long the absence of an exchange is believed
 _RECONNECT_CAP_SECONDS: Final = 5.0
 _CLOSE_SECONDS: Final = 2.0
@@ -92,6 +99,7 @@ class _Session:
     pending: dict[int, _Pending] = field(default_factory=dict)
     given_up: asyncio.Event = field(default_factory=asyncio.Event)
     reason: str = ""
+    refused: bool = False  # the broker ended it because of something that was published
     last_answer: float = 0.0
     last_blocked: float = 0.0
     exchanges: set[str] = field(default_factory=lambda: {""})
@@ -195,16 +203,19 @@ class Publisher:
         buffer: list[bytes] = []
         for publish in publishes:
             row = publish.row
-            if row.exchange not in session.exchanges or len(row.body) > self._max_body_bytes:
-                self._settled.append(
-                    Settled(publish, Outcome.NOT_SENT, self._fault(session, publish))
-                )
+            if len(row.body) > self._max_body_bytes:
+                detail = f"the body has {len(row.body)} bytes, more than {self._max_body_bytes}"
+                self._settled.append(Settled(publish, Outcome.UNSENDABLE, detail))
+                continue
+            if row.exchange not in session.exchanges:
+                detail = self._missing(session, row.exchange)
+                self._settled.append(Settled(publish, Outcome.NOT_SENT, detail))
                 continue
             try:
                 method = method_frame(channel.number, row.exchange, row.routing_key, row.required)
             except (ValueError, TypeError, UnicodeError) as error:
                 detail = f"cannot be encoded: {error}"
-                self._settled.append(Settled(publish, Outcome.NOT_SENT, detail))
+                self._settled.append(Settled(publish, Outcome.UNSENDABLE, detail))
                 continue
             tag += 1
             buffer.append(method)
@@ -334,7 +345,9 @@ class Publisher:
             given_up.cancel()
         for closing in closings:
             if not session.reason and closing.done() and not closing.cancelled():
-                session.reason = str(closing.exception() or "closed")
+                error = closing.exception()
+                session.reason = str(error or "closed")
+                session.refused = isinstance(error, _REFUSALS)
         session.reason = session.reason or "closed"
 
     async def _close(self, session: _Session) -> None:
@@ -342,7 +355,10 @@ class Publisher:
             probe.cancel()
         pending = [entry.publish for entry in session.pending.values()]
         session.pending.clear()
-        self._settle_all(pending, Outcome.LOST, session.reason)
+        outcome = Outcome.LOST
+        if session.refused:
+            outcome = Outcome.REFUSED if len(pending) == 1 else Outcome.SUSPECTED
+        self._settle_all(pending, outcome, session.reason)
         if not session.given_up.is_set():
             with contextlib.suppress(Exception):  # closing politely is a courtesy
                 async with asyncio.timeout(_CLOSE_SECONDS):
@@ -360,18 +376,15 @@ class Publisher:
 
     # Exchanges
 
-    def _fault(self, session: _Session, publish: Publish) -> str:
-        """Why a row was not written: one bad publish would close the channel and make every other
-        one unknown."""
-        row = publish.row
-        if len(row.body) > self._max_body_bytes:
-            return f"the body has {len(row.body)} bytes, more than {self._max_body_bytes}"
-        absent = session.missing.get(row.exchange, 0.0)
-        if row.exchange not in session.probes and time.monotonic() - absent > _MISSING_SECONDS:
-            probe = asyncio.create_task(self._probe(session, row.exchange))
-            session.probes[row.exchange] = probe
-            probe.add_done_callback(lambda _: session.probes.pop(row.exchange, None))
-        return f"the exchange {row.exchange!r} does not exist, as far as is known"
+    def _missing(self, session: _Session, exchange: str) -> str:
+        """Look for an exchange, and say that it is missing: a publish to it would close the channel
+        and make every other one unknown."""
+        absent = session.missing.get(exchange, 0.0)
+        if exchange not in session.probes and time.monotonic() - absent > _MISSING_SECONDS:
+            probe = asyncio.create_task(self._probe(session, exchange))
+            session.probes[exchange] = probe
+            probe.add_done_callback(lambda _: session.probes.pop(exchange, None))
+        return f"the exchange {exchange!r} does not exist, as far as is known"
 
     async def _probe(self, session: _Session, exchange: str) -> None:
         """Look for an exchange on a channel of its own, which its absence closes."""

@@ -31,6 +31,7 @@ PROCESSES: Final[dict[str, frozenset[str]]] = {
             "relay_confirm_timeout_seconds", "relay_drain_seconds", "relay_max_in_flight",
             "relay_window_rows", "relay_window_bytes", "relay_max_body_bytes",
             "relay_backoff_base_seconds", "relay_backoff_cap_seconds",
+            "relay_parking", "relay_park_after_seconds", "relay_max_parked_rows",
         )
     ),
     "executor": frozenset(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from tenure.relay.core.outcome import Outcome, Verdict, judge, may_arrive_twice
+from tenure.relay.core.parking import ParkingTerms
 from tenure.relay.core.window import Cursor, Limits, Publish, Row, Window
 
 CALM = 0.5
@@ -70,6 +71,9 @@ def test_the_cursor_stops_before_the_first_row_that_is_not_published() -> None:
         (Outcome.TIMED_OUT, False, Verdict.AGAIN_LATER),
         (Outcome.LOST, False, Verdict.AGAIN),
         (Outcome.NOT_SENT, False, Verdict.AGAIN_LATER),
+        (Outcome.UNSENDABLE, True, Verdict.AGAIN_LATER),
+        (Outcome.REFUSED, True, Verdict.AGAIN_LATER),
+        (Outcome.SUSPECTED, True, Verdict.AGAIN_ALONE),
     ],
 )
 def test_what_each_outcome_means(outcome: Outcome, required: bool, verdict: Verdict) -> None:
@@ -80,6 +84,7 @@ def test_only_unknown_outcomes_may_arrive_twice() -> None:
     assert {outcome for outcome in Outcome if may_arrive_twice(outcome)} == {
         Outcome.TIMED_OUT,
         Outcome.LOST,
+        Outcome.SUSPECTED,
     }
 
 
@@ -98,7 +103,8 @@ def test_a_failed_stream_pauses_and_delays_only_itself(outcome: Outcome) -> None
 
 
 def test_pauses_double_up_to_a_bound_and_end_with_success() -> None:
-    window = window_with(row(1, "a"), row(2, "a"))
+    patient = Limits(shards=1, parking=ParkingTerms(after=3600 * SECOND))
+    window = window_with(row(1, "a"), row(2, "a"), limits=patient)
     pauses = []
     now = 0
     for _ in range(12):

@@ -24,6 +24,12 @@ grant select on
     tenure.subscriptions
 to :"relay";
 
+grant select on tenure.parked to :"coordinator", :"relay";
+grant select on tenure.parked_requests to :"coordinator";
+grant execute on function
+    tenure.ask_parked(text, bigint[], text, text, text)
+to :"coordinator";
+
 grant select on tenure.retention, tenure.retention_policies, tenure.erasures to :"coordinator";
 grant execute on function
     tenure.ensure_log_partitions(integer),
@@ -75,7 +81,12 @@ grant execute on function tenure.relay_leave(uuid) to :"relay";
 grant execute on function tenure.relay_claim(uuid, integer, interval) to :"relay";
 grant execute on function tenure.relay_renew(uuid, smallint[], bigint[], interval) to :"relay";
 grant execute on function tenure.relay_release(uuid, smallint[], bigint[]) to :"relay";
-grant execute on function tenure.relay_advance(uuid, smallint[], bigint[], bigint[]) to :"relay";
+grant execute on function tenure.relay_advance(
+    uuid, smallint[], bigint[], bigint[], bigint[], text[], text[], boolean[], interval[])
+to :"relay";
+grant execute on function tenure.relay_unpark(
+    uuid, smallint[], bigint[], bigint[], text[], text[], text[], interval[])
+to :"relay";
 grant execute on function tenure.relay_withdrawn(uuid[]) to :"relay";
 
 -- Applications enqueue and may do nothing else here (see `tenure migrate application`).

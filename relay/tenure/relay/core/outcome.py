@@ -12,7 +12,10 @@ class Outcome(StrEnum):
     TIMED_OUT = "timed_out"  # no confirm before the deadline: it may have arrived, or still arrive
     LOST = "lost"  # channel or connection gone first: it may have arrived
     WITHDRAWN = "withdrawn"  # returned, and void: the attempt it tells a node about has ended
-    NOT_SENT = "not_sent"  # the relay did not write it: no such exchange, or it cannot be encoded
+    NOT_SENT = "not_sent"  # the relay did not write it: there is no such exchange
+    UNSENDABLE = "unsendable"  # nor this: it is larger than permitted, or cannot be encoded
+    REFUSED = "refused"  # the broker closed the channel while nothing else was in flight
+    SUSPECTED = "suspected"  # the same, but with others in flight: one of them is refused
 
 
 class Verdict(StrEnum):
@@ -20,7 +23,9 @@ class Verdict(StrEnum):
 
     DONE = "done"  # published, or not needed any more: the cursor may pass it
     AGAIN = "again"  # publish it again as soon as there is a channel
+    AGAIN_ALONE = "again_alone"  # the same, with nothing else in flight
     AGAIN_LATER = "again_later"  # publish it again after a pause of its stream
+    PARKED = "parked"  # set aside, so that it holds up no other stream
 
 
 _VERDICTS = {
@@ -31,6 +36,9 @@ _VERDICTS = {
     Outcome.TIMED_OUT: Verdict.AGAIN_LATER,
     Outcome.LOST: Verdict.AGAIN,
     Outcome.NOT_SENT: Verdict.AGAIN_LATER,
+    Outcome.UNSENDABLE: Verdict.AGAIN_LATER,
+    Outcome.REFUSED: Verdict.AGAIN_LATER,
+    Outcome.SUSPECTED: Verdict.AGAIN_ALONE,
 }
 DELAYING = tuple(
     outcome for outcome, verdict in _VERDICTS.items() if verdict is Verdict.AGAIN_LATER
@@ -50,4 +58,4 @@ def judge(outcome: Outcome, *, required: bool) -> Verdict:
 
 def may_arrive_twice(outcome: Outcome) -> bool:
     """Whether the publish may have arrived although its row will be published again."""
-    return outcome in (Outcome.TIMED_OUT, Outcome.LOST)
+    return outcome in (Outcome.TIMED_OUT, Outcome.LOST, Outcome.SUSPECTED)

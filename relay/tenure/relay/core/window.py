@@ -3,7 +3,14 @@
 The window holds the rows between each claimed shard's stored cursor and what was read last. It is
 bounded in rows and in bytes. Of each stream at most one publish is unconfirmed, while many streams
 are in flight: a nack, return or timeout delays its own stream and never reorders it (RELAY-03). A
-shard's cursor may move up to the last row before the first that is not published.
+shard's cursor may move up to the last row before the first that is neither published nor parked.
+
+A row that fails for too long is parked: the move of the cursor past it sets it aside, and the later
+rows of its stream behind it (RELAY-04). When a parked row is due it is published from where it was
+set aside, and the stream goes on from the log once nothing of it is parked any more.
+
+When the broker closes the channel over one of many publishes, all of them are suspects. Each is
+then published alone, until the one is found.
 
 A shard that has read everything there was follows the end of the log together with all others like
 it; one that has not, or has no room for what came, reads by itself until it has caught up.
@@ -13,11 +20,22 @@ Instants and durations are integer microseconds on any one monotonic clock.
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tenure.relay.core.outcome import Outcome, Verdict, judge
+from tenure.relay.core.parking import (
+    BEHIND,
+    Parking,
+    ParkingPolicy,
+    ParkingTerms,
+    Unparked,
+    Unparking,
+    retry_after,
+    short,
+    should_park,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +50,7 @@ class Limits:
     body_bytes_per_read: int = 4 * 1024 * 1024
     backoff_base: int = 100_000
     backoff_cap: int = 30_000_000
+    parking: ParkingTerms = field(default_factory=ParkingTerms)
 
     @property
     def rows_per_shard(self) -> int:
@@ -83,11 +102,21 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A cursor that may move, under the claim it belongs to."""
+    """A cursor that may move, under the claim it belongs to, and what is parked by the move."""
 
     shard: int
     claim_token: int
     position: int
+    parkings: tuple[Parking, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A parked row that may be published now, after ``tries`` since it was parked, or skipped."""
+
+    row: Row
+    tries: int
+    skip: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -99,6 +128,9 @@ class Publish:
     _shard: "_Shard"
     _row: Row | None  # gone once published, while its position waits for the cursor
     _next: "Publish | None" = None  # of the same stream
+    _parking: Parking | None = None  # how it will be parked once the cursor comes to it
+    _tries: int | None = None  # since it was parked; None: it is read from the log
+    _skip: bool = False  # it was parked, and is not to be published any more
 
     @property
     def row(self) -> Row:
@@ -116,7 +148,17 @@ class _Stream:
     in_flight: Publish | None = None
     failures: int = 0
     failed: Outcome | None = None  # why its first row is not published, once it was tried
+    failing_since: int = 0
     paused: bool = False
+    suspect: bool = False
+    # Something of it is parked, or will be, and holds it: nothing is read into ``first``.
+    held: bool = False
+    due: deque[Publish] = field(default_factory=deque)  # parked rows that may go, in order
+
+    @property
+    def ahead(self) -> Publish | None:
+        """What is published next, if anything may be."""
+        return self.due[0] if self.due else self.first
 
 
 @dataclass(eq=False, slots=True)
@@ -133,6 +175,15 @@ class _Shard:
     in_flight: int = 0
     taken_to: int = 0  # the last position that was ever taken
     leave_by: int | None = None  # handed over: nothing new is begun
+    parked: int = 0  # rows, as the database has it
+    passed: list[Publish] = field(default_factory=list)  # and not parked yet
+    aside: dict[Hashable, _Stream] = field(default_factory=dict)  # something of them is parked
+    unparked: list[Unparked] = field(default_factory=list)  # not noted in the database yet
+
+    @property
+    def row_count(self) -> int:
+        """Rows between the cursor and what was read that are neither published nor parked."""
+        return len(self.rows) + len(self.passed)
 
 
 class Window:
@@ -143,23 +194,37 @@ class Window:
         self._shards: dict[int, _Shard] = {}
         self._streams: dict[Hashable, _Stream] = {}
         self._ready: deque[_Stream] = deque()
+        self._suspects: deque[_Stream] = deque()  # ready as well; they go alone
         self._pauses: list[tuple[int, int, _Stream]] = []
         self._pause_count = 0
         self._in_flight = 0
+        self._due = 0
         self._movable: set[int] = set()
 
     # Claims
 
-    def open(self, shard: int, claim_token: int, position: int) -> None:
-        """A claim begins: rows after ``position`` are not known to be published."""
+    def open(
+        self,
+        shard: int,
+        claim_token: int,
+        position: int,
+        *,
+        parked: int = 0,
+        held: Iterable[Hashable] = (),
+    ) -> None:
+        """A claim begins: rows after ``position`` are not known to be published. Of the shard
+        ``parked`` rows are parked, and the streams in ``held`` wait for some of them."""
         self.close(shard)
-        self._shards[shard] = _Shard(
+        opened = self._shards[shard] = _Shard(
             number=shard,
             claim_token=claim_token,
             stored=position,
             passable_to=position,
             read_to=position,
+            parked=parked,
         )
+        for key in held:
+            self._hold(opened, self._stream(key))
 
     def close(self, shard: int) -> None:
         """A claim ended: its rows are forgotten. What is in flight is settled without effect, and
@@ -169,9 +234,11 @@ class Window:
             return
         closed.open = False
         self._movable.discard(shard)
-        for publish in closed.rows:
-            stream = publish._stream
+        for stream in [publish._stream for publish in closed.rows] + [*closed.aside.values()]:
             stream.first = stream.last = None
+            stream.held = False
+            self._due -= len(stream.due)
+            stream.due.clear()
             if stream.in_flight is None:
                 self._streams.pop(stream.key, None)
         closed.rows.clear()
@@ -194,6 +261,7 @@ class Window:
             if shard.leave_by is not None
             and shard.in_flight == 0
             and shard.passable_to <= shard.stored
+            and not shard.unparked
             and (shard.taken_to <= shard.stored or now >= shard.leave_by)
         }
 
@@ -214,7 +282,7 @@ class Window:
             and shard.leave_by is None
             and shard.body_bytes < limits.body_bytes_per_shard
             # Not for a handful of rows: half empty at least.
-            and len(shard.rows) * 2 <= limits.rows_per_shard
+            and shard.row_count * 2 <= limits.rows_per_shard
         ]
         if not hungry:
             return []
@@ -223,7 +291,7 @@ class Window:
             Want(
                 shard=shard.number,
                 after=shard.read_to,
-                rows=min(each, limits.rows_per_shard - len(shard.rows)),
+                rows=min(each, limits.rows_per_shard - shard.row_count),
                 body_bytes=limits.body_bytes_per_shard - shard.body_bytes,
             )
             for shard in hungry
@@ -273,7 +341,7 @@ class Window:
             if shard is None or shard.behind or row.position <= shard.read_to:
                 continue
             if (
-                len(shard.rows) < limits.rows_per_shard
+                shard.row_count < limits.rows_per_shard
                 and shard.body_bytes < limits.body_bytes_per_shard
             ):
                 self._append(shard, row)
@@ -288,20 +356,35 @@ class Window:
         return cut
 
     def _append(self, shard: _Shard, row: Row) -> None:
-        stream = self._streams.get(row.stream)
-        if stream is None:
-            stream = self._streams[row.stream] = _Stream(row.stream)
+        stream = self._stream(row.stream)
         publish = Publish(row.position, stream, shard, row)
         shard.rows.append(publish)
         shard.read_to = row.position
         shard.body_bytes += len(row.body)
+        if stream.held:
+            publish._parking = _behind(publish)
+            self._pass(shard)
+        else:
+            self._link(publish)
+
+    def _stream(self, key: Hashable) -> _Stream:
+        stream = self._streams.get(key)
+        if stream is None:
+            stream = self._streams[key] = _Stream(key)
+        return stream
+
+    def _link(self, publish: Publish) -> None:
+        stream = publish._stream
         if stream.last is None:
             stream.first = stream.last = publish
             if stream.in_flight is None and not stream.paused:
-                self._ready.append(stream)
+                self._enqueue(stream)
         else:
             stream.last._next = publish
             stream.last = publish
+
+    def _enqueue(self, stream: _Stream) -> None:
+        (self._suspects if stream.suspect else self._ready).append(stream)
 
     # Publishing
 
@@ -310,27 +393,38 @@ class Window:
         while self._pauses and self._pauses[0][0] <= now:
             _, _, stream = heapq.heappop(self._pauses)
             stream.paused = False
-            self._ready.append(stream)
-        taken: list[Publish] = []
+            self._enqueue(stream)
         room = min(limit, self._limits.in_flight - self._in_flight)
-        while self._ready and len(taken) < room:
-            stream = self._ready.popleft()
-            first = stream.first
-            if first is None or stream.in_flight is not None:
-                continue  # its shard was closed meanwhile
-            shard = first._shard
-            if first.position > shard.taken_to:
-                if shard.leave_by is not None:
-                    continue  # whoever is next publishes it
-                shard.taken_to = first.position
-            shard.in_flight += 1
-            stream.in_flight = first
-            taken.append(first)
+        taken: list[Publish] = []
+        if self._suspects and self._in_flight == 0:
+            taken = self._take_from(self._suspects, min(room, 1))
+        if not self._suspects and not taken:  # what goes alone waits for the others, they for it
+            taken = self._take_from(self._ready, room)
         self._in_flight += len(taken)
         return taken
 
-    def settle(self, publish: Publish, outcome: Outcome, now: int, jitter: float) -> Verdict:
-        """What became of a taken row. ``jitter`` is a random number in [0, 1)."""
+    def _take_from(self, ready: deque[_Stream], room: int) -> list[Publish]:
+        taken: list[Publish] = []
+        while ready and len(taken) < room:
+            stream = ready.popleft()
+            first = stream.ahead
+            if first is None or stream.in_flight is not None:
+                continue  # its shard was closed meanwhile, or it is held
+            shard = first._shard
+            if shard.leave_by is not None and (
+                first._tries is not None or first.position > shard.taken_to
+            ):
+                continue  # whoever is next publishes it
+            shard.taken_to = max(shard.taken_to, first.position)
+            shard.in_flight += 1
+            stream.in_flight = first
+            taken.append(first)
+        return taken
+
+    def settle(
+        self, publish: Publish, outcome: Outcome, now: int, jitter: float, detail: str = ""
+    ) -> Verdict:
+        """What became of a taken row, and why. ``jitter`` is a random number in [0, 1)."""
         stream = publish._stream
         if stream.in_flight is not publish:
             raise ValueError(f"position {publish.position} is not in flight")
@@ -338,33 +432,69 @@ class Window:
         self._in_flight -= 1
         publish._shard.in_flight -= 1
         verdict = judge(outcome, required=publish.row.required)
-        if not publish._shard.open:
+        self._suspect(stream, outcome)
+        shard = publish._shard
+        if not shard.open or verdict in (Verdict.AGAIN, Verdict.AGAIN_ALONE):
+            self._next(stream)
+        elif publish._tries is not None:
+            if verdict is not Verdict.DONE:
+                self._unpark(publish, Unparking.FAILED, outcome, detail, jitter)
+            elif outcome is Outcome.WITHDRAWN:
+                self._unpark(publish, Unparking.WITHDRAWN)
+            else:
+                self._unpark(publish, Unparking.PUBLISHED)
+            self._skip(stream)
             self._next(stream)
         elif verdict is Verdict.DONE:
             stream.failures, stream.failed = 0, None
-            stream.first = publish._next
-            if stream.first is None:
-                stream.last = None
-            publish._shard.body_bytes -= len(publish.row.body)
+            self._unlink(publish)
+            shard.body_bytes -= len(publish.row.body)
             publish._row = None
-            self._pass(publish._shard)
-            self._next(stream)
-        elif verdict is Verdict.AGAIN:
+            self._pass(shard)
             self._next(stream)
         else:
+            if stream.failures == 0:
+                stream.failing_since = now
             stream.failures += 1
             stream.failed = outcome
+            if self._has_room(shard) and should_park(
+                outcome,
+                failures=stream.failures,
+                failing=now - stream.failing_since,
+                terms=self._limits.parking,
+            ):
+                self._park(publish, outcome, jitter, detail)
+                return Verdict.PARKED
             stream.paused = True
             self._pause_count += 1
             end = now + self._pause_length(stream.failures, jitter)
             heapq.heappush(self._pauses, (end, self._pause_count, stream))
         return verdict
 
+    def _suspect(self, stream: _Stream, outcome: Outcome) -> None:
+        if outcome is Outcome.SUSPECTED:
+            stream.suspect = True
+        elif outcome is Outcome.REFUSED:
+            stream.suspect = True  # until it is parked
+            for other in self._suspects:  # it was this one
+                other.suspect = False
+            self._ready.extend(self._suspects)
+            self._suspects.clear()
+        elif outcome is not Outcome.LOST:
+            stream.suspect = False
+
     def _next(self, stream: _Stream) -> None:
-        if stream.first is not None:
-            self._ready.append(stream)
-        else:
+        if stream.ahead is not None:
+            self._enqueue(stream)
+        elif not stream.held:
             self._streams.pop(stream.key, None)
+
+    def _unlink(self, publish: Publish) -> None:
+        """Take the first row of a stream out of it."""
+        stream = publish._stream
+        stream.first = publish._next
+        if stream.first is None:
+            stream.last = None
 
     def _pause_length(self, failures: int, jitter: float) -> int:
         """Full jitter: anything up to a bound that doubles with each failure in a row."""
@@ -373,9 +503,132 @@ class Window:
 
     def _pass(self, shard: _Shard) -> None:
         rows = shard.rows
-        while rows and rows[0]._row is None:
+        while rows:
+            first = rows[0]
+            if first._row is not None:
+                if first._parking is None or not self._has_room(shard):
+                    return
+                shard.passed.append(first)
+                shard.body_bytes -= len(first._row.body)
+                first._row = None
             shard.passable_to = rows.popleft().position
             self._movable.add(shard.number)
+
+    # Parking
+
+    def sets_aside(self, shard: int) -> bool:
+        """Whether something of the shard is parked, or will be by its next move."""
+        return bool(self._shards[shard].parked or self._shards[shard].passed)
+
+    def _has_room(self, shard: _Shard) -> bool:
+        return shard.parked + len(shard.passed) < self._limits.parking.rows_per_shard
+
+    def _hold(self, shard: _Shard, stream: _Stream) -> None:
+        stream.held = True
+        shard.aside[stream.key] = stream
+
+    def _park(self, publish: Publish, outcome: Outcome, jitter: float, detail: str) -> None:
+        stream, shard = publish._stream, publish._shard
+        holds = self._limits.parking.policy is ParkingPolicy.HOLD
+        publish._parking = Parking(
+            publish.position, outcome.value, short(detail), holds, retry_after(outcome, 0, jitter)
+        )
+        stream.failures, stream.failed, stream.suspect = 0, None, False
+        self._unlink(publish)
+        if holds:
+            self._hold(shard, stream)
+            behind, stream.first, stream.last = stream.first, None, None
+            while behind is not None:
+                behind._parking = _behind(behind)
+                behind._next, behind = None, behind._next
+        self._pass(shard)
+        self._next(stream)
+
+    def take_up(self, rows: Iterable[Due]) -> None:
+        """Parked rows that are due, of each stream in order. What is of a shard that is not open,
+        or is handed over, is left out."""
+        for due in rows:
+            shard = self._shards.get(due.row.shard)
+            if shard is None or shard.leave_by is not None:
+                continue
+            stream = self._stream(due.row.stream)
+            shard.aside[stream.key] = stream
+            stream.due.append(
+                Publish(due.row.position, stream, shard, due.row, _tries=due.tries, _skip=due.skip)
+            )
+            self._due += 1
+            self._skip(stream)
+            if len(stream.due) == 1 and stream.in_flight is None:
+                self._enqueue(stream)
+
+    def _skip(self, stream: _Stream) -> None:
+        while stream.due and stream.due[0]._skip and stream.in_flight is not stream.due[0]:
+            self._unpark(stream.due[0], Unparking.SKIPPED)
+
+    def _unpark(
+        self,
+        publish: Publish,
+        what: Unparking,
+        outcome: Outcome | None = None,
+        detail: str = "",
+        jitter: float = 0.0,
+    ) -> None:
+        stream, shard = publish._stream, publish._shard
+        again: int | None = None
+        stream.due.popleft()
+        self._due -= 1
+        if outcome is not None:  # it failed
+            assert publish._tries is not None  # it was parked
+            again = retry_after(outcome, publish._tries + 1, jitter)
+            stream.suspect = False
+            self._due -= len(stream.due)
+            stream.due.clear()  # they wait for it
+        shard.unparked.append(
+            Unparked(
+                shard.number,
+                shard.claim_token,
+                publish.position,
+                stream.key,
+                what,
+                "" if outcome is None else outcome.value,
+                short(detail),
+                again,
+            )
+        )
+        publish._row = None
+
+    def unparked(self) -> list[Unparked]:
+        """What became of parked rows, to be noted."""
+        return [each for shard in self._shards.values() for each in shard.unparked]
+
+    def noted(self, unparked: Sequence[Unparked], released: Collection[Hashable]) -> None:
+        """The store has noted it. Of the streams in ``released`` nothing is parked any more that
+        holds them: they go on from the log."""
+        for each in unparked:
+            shard = self._shards.get(each.shard)
+            if shard is None or shard.claim_token != each.claim_token:
+                continue
+            shard.unparked.remove(each)
+            shard.parked -= each.what is not Unparking.FAILED
+            stream = shard.aside.get(each.stream)
+            if stream is None:
+                continue
+            if each.stream in released:
+                self._release(shard, stream)
+            if not stream.held and not stream.due:
+                del shard.aside[each.stream]
+            self._pass(shard)  # there may be room again
+            if stream.in_flight is None and not stream.paused and not stream.due:
+                self._next(stream)
+
+    def _release(self, shard: _Shard, stream: _Stream) -> None:
+        if not stream.held or any(publish._stream is stream for publish in shard.passed):
+            return  # what is passed will be parked, and holds the stream again
+        stream.held = False
+        for publish in shard.rows:
+            if publish._stream is stream and publish._parking is not None:
+                publish._parking = None
+                self._link(publish)
 
     # Cursors
 
@@ -387,8 +640,13 @@ class Window:
     def cursors(self) -> list[Cursor]:
         """The cursors that may move, and where to."""
         return [
-            Cursor(number, self._shards[number].claim_token, self._shards[number].passable_to)
-            for number in self._movable
+            Cursor(
+                shard.number,
+                shard.claim_token,
+                shard.passable_to,
+                tuple(each._parking for each in shard.passed if each._parking is not None),
+            )
+            for shard in (self._shards[number] for number in self._movable)
         ]
 
     def moved(self, cursor: Cursor) -> None:
@@ -397,6 +655,9 @@ class Window:
         if shard is None or shard.claim_token != cursor.claim_token:
             return
         shard.stored = max(shard.stored, cursor.position)
+        before = len(shard.passed)
+        shard.passed = [each for each in shard.passed if each.position > cursor.position]
+        shard.parked += before - len(shard.passed)
         if shard.passable_to <= shard.stored:
             self._movable.discard(cursor.shard)
 
@@ -410,12 +671,27 @@ class Window:
     @property
     def rows(self) -> int:
         """Rows between the cursors and what was read."""
-        return sum(len(shard.rows) for shard in self._shards.values())
+        return sum(shard.row_count for shard in self._shards.values())
 
     @property
     def body_bytes(self) -> int:
         """Bytes of the bodies held."""
         return sum(shard.body_bytes for shard in self._shards.values())
+
+    @property
+    def due(self) -> int:
+        """Parked rows that were taken up and have no end yet."""
+        return self._due
+
+    @property
+    def parked(self) -> int:
+        """Rows of the open shards that are parked."""
+        return sum(shard.parked for shard in self._shards.values())
+
+    @property
+    def full_shards(self) -> int:
+        """Shards that park nothing more: what fails holds them up."""
+        return sum(not self._has_room(shard) for shard in self._shards.values())
 
     @property
     def failing_streams(self) -> Counter[Outcome]:
@@ -429,4 +705,8 @@ class Window:
     @property
     def has_ready(self) -> bool:
         """Whether some stream could publish now, were there room."""
-        return bool(self._ready)
+        return bool(self._ready or self._suspects)
+
+
+def _behind(publish: Publish) -> Parking:
+    return Parking(publish.position, BEHIND, "", holds=True)

@@ -16,7 +16,7 @@ select relays, earlier from tenure.relay_attend($1, $2)
 select tenure.relay_leave($1)
 
 -- name: claim
-select shard, claim_token, "position" from tenure.relay_claim($1, $2, $3)
+select shard, claim_token, "position", parked from tenure.relay_claim($1, $2, $3)
 
 -- name: renew
 select tenure.relay_renew($1, $2, $3, $4) as shard
@@ -25,7 +25,39 @@ select tenure.relay_renew($1, $2, $3, $4) as shard
 select tenure.relay_release($1, $2, $3) as shard
 
 -- name: advance
-select tenure.relay_advance($1, $2, $3, $4) as shard
+select tenure.relay_advance($1, $2, $3, $4, $5, $6, $7, $8, $9) as shard
+
+-- name: held
+-- The streams of the shards $1 that wait for a parked row.
+select shard, stream_type, stream_id from tenure.parked
+where shard = any($1::smallint[]) and due_at is not null and holds
+
+-- name: due
+-- Of the shards $1 the parked rows that are due, up to $2 streams, longest due first; with each up to $3
+-- rows of its stream, in order, and none after the one with which the bodies reach $4 bytes.
+select f.shard, f."position", f.stream_type, f.stream_id, f.event_id, f.exchange, f.routing_key,
+    f.required, f.body, f.attempt_id, f.tries, f.skip
+from (
+    select p.*, sum(octet_length(p.body)) over (order by head.due_at, head."position", p."position")
+        - octet_length(p.body) as before, head.due_at as head_due_at, head."position" as head_position
+    from (
+        select h."position", h.stream_type, h.stream_id, h.holds, h.due_at from tenure.parked h
+        where h.shard = any($1::smallint[]) and h.due_at <= clock_timestamp()
+        order by h.due_at, h."position" limit $2
+    ) head
+    cross join lateral (
+        select * from tenure.parked b
+        where b.stream_type = head.stream_type and b.stream_id = head.stream_id
+            and (b."position" = head."position"
+                or (head.holds and b.holds and b."position" > head."position"))
+        order by b."position" limit $3
+    ) p
+) f
+where f.before < $4
+order by f.head_due_at, f.head_position, f."position"
+
+-- name: unpark
+select stream_type, stream_id, held from tenure.relay_unpark($1, $2, $3, $4, $5, $6, $7, $8)
 
 -- name: withdrawn
 -- Of the attempts $1 those that have ended.

@@ -311,6 +311,7 @@ create table relay_shards (
     relay_id uuid,
     claim_token bigint not null default 0,
     claimed_until timestamptz not null default '-infinity',
-    moved_at timestamptz not null default clock_timestamp()
+    moved_at timestamptz not null default clock_timestamp(),
+    parked integer not null default 0 check (parked >= 0) -- rows of the shard that are parked
 ) with (fillfactor = 50);
 insert into relay_shards (shard) select generate_series(0, 63);

@@ -65,7 +65,7 @@ $$;
 -- Takes shards that nobody holds, until ``relay`` holds ``want``; returns what it took. A shard of
 -- its own whose claim ran out is taken like any other, with a new token.
 create function relay_claim(relay uuid, want integer, lease interval)
-returns table (shard smallint, claim_token bigint, "position" bigint)
+returns table (shard smallint, claim_token bigint, "position" bigint, parked integer)
 language plpgsql security definer set search_path = tenure, pg_temp as $$
 #variable_conflict use_column
 declare
@@ -96,7 +96,7 @@ begin
     update relay_shards s
     set relay_id = relay, claim_token = s.claim_token + 1, claimed_until = clock + lease
     where s.shard = any(found_free) and (s.relay_id is null or s.claimed_until <= clock)
-    returning s.shard, s.claim_token, s.position;
+    returning s.shard, s.claim_token, s.position, s.parked;
 end
 $$;
 
@@ -135,36 +135,6 @@ begin
     set relay_id = null, claimed_until = '-infinity'
     from unnest(shards, claim_tokens) given (shard, claim_token)
     where s.shard = given.shard and s.claim_token = given.claim_token and s.relay_id = relay
-    returning s.shard;
-end
-$$;
-
--- Moves cursors under live claims (RELAY-03), never backwards and never past the log's end; returns
--- the shards that were moved. A shard of a lost claim is left alone without an error.
-create function relay_advance(
-    relay uuid, shards smallint[], claim_tokens bigint[], positions bigint[])
-returns setof smallint
-language plpgsql security definer set search_path = tenure, pg_temp as $$
-#variable_conflict use_column
-declare
-    clock timestamptz;
-    log_end bigint;
-begin
-    select last_value into log_end from log_position;
-    if (select max(p) from unnest(positions) p) > log_end then
-        raise exception 'a cursor would pass the end of the log, %', log_end
-            using errcode = '22023';
-    end if;
-    perform 1 from relay_shards s where s.shard = any(shards)
-    order by s.shard for no key update;
-    clock := clock_timestamp();
-    return query
-    update relay_shards s
-    set position = given.position, moved_at = clock
-    from unnest(shards, claim_tokens, positions) given (shard, claim_token, position)
-    where s.shard = given.shard and s.claim_token = given.claim_token
-        and s.relay_id = relay and s.claimed_until > clock
-        and s.position < given.position
     returning s.shard;
 end
 $$;
