@@ -1,6 +1,7 @@
 """A downstream PostgreSQL refuses stale attempts by itself (LEASE-10), whatever they believe."""
 
 import asyncio
+import gc
 import uuid
 from collections.abc import AsyncIterator
 
@@ -244,6 +245,30 @@ async def test_a_commit_that_was_not_answered_and_did_not_happen_is_found_out(
         assert plan.cuts == 1
         assert await write(guard, context, "repeated")
     assert await receiver.effects(context.task_id) == ["repeated"]
+
+
+async def test_a_handler_cancelled_at_a_commit_that_fails_leaves_no_error_that_nobody_heard(
+    receiver: Downstream,
+) -> None:
+    """Its outcome is nobody's any more; asyncio would log it as an error that was lost."""
+    cuts = Cuts()
+    unheard: list[str] = []
+    loop = asyncio.get_running_loop()
+    async with (
+        readable(receiver.writer_url, cuts) as proxy,
+        SqlGuard(proxy.url, pool_size=1) as guard,
+    ):
+        writing = asyncio.create_task(write(guard, await attempt(receiver.owner), "once"))
+        cuts.next("COMMIT;", Cut.REPLY_LOST, writing.cancel)
+        loop.set_exception_handler(lambda _, told: unheard.append(str(told)))
+        try:
+            await asyncio.wait({writing})
+            assert writing.cancelled()
+            del writing  # and with it what its traceback holds
+            gc.collect()
+        finally:
+            loop.set_exception_handler(None)
+    assert unheard == []
 
 
 async def test_a_commit_whose_outcome_cannot_be_learned_says_so_and_may_be_repeated(

@@ -195,6 +195,8 @@ class AsyncGuard(Generic[ConnectionT_co]):
                 await link.terminate()
                 commit.cancel()  # where the driver does not notice that its connection is gone
                 await asyncio.wait({commit})
+            if not commit.cancelled():
+                commit.exception()  # heard: whoever is cancelled here asks no more
         if commit.cancelled():
             return TimeoutError("the commit was not answered in time")
         error = commit.exception()
