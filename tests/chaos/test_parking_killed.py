@@ -20,6 +20,13 @@ from tests.support.relays import (
 )
 from tests.support.sessions import session
 
+POINTS = [
+    FaultPoint.BEFORE_PUBLISH,
+    FaultPoint.AFTER_PUBLISH,
+    FaultPoint.BEFORE_UNPARK,
+    FaultPoint.AFTER_UNPARK,
+]
+
 
 def environment(database: FreshDatabase, broker: BrokerSpace, **more: str) -> dict[str, str]:
     return {
@@ -65,15 +72,7 @@ async def test_a_relay_killed_while_it_parks_loses_nothing_and_keeps_the_order(
 
 @pytest.mark.requirement("RELAY-01")
 @pytest.mark.requirement("RELAY-04")
-@pytest.mark.parametrize(
-    "point",
-    [
-        FaultPoint.BEFORE_PUBLISH,
-        FaultPoint.AFTER_PUBLISH,
-        FaultPoint.BEFORE_UNPARK,
-        FaultPoint.AFTER_UNPARK,
-    ],
-)
+@pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("nth", [1, 2])
 async def test_a_relay_killed_while_it_sends_parked_rows_loses_nothing_and_keeps_the_order(
     database: FreshDatabase, broker: BrokerSpace, tmp_path: Path, point: FaultPoint, nth: int
