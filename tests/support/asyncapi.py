@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, Final
 
-from tenure.contract.events import CONTENT_TYPE, EVENT_ID_HEADER, Event
+from tenure.contract.events import CONTENT_TYPE, EVENT_ID_HEADER, REPLAY_ID_HEADER, Event
 from tenure.contract.ids import IncarnationId, TenantId
 from tenure.contract.states import AttemptState, EntityType, NodeState, TaskState
 from tenure.contract.topology import (
@@ -35,7 +35,12 @@ _HEADERS: Final = {
         EVENT_ID_HEADER: {
             "type": "string",
             "description": "The event id again: the same in every copy, whatever `message_id` is.",
-        }
+        },
+        REPLAY_ID_HEADER: {
+            "type": "string",
+            "format": "uuid",
+            "description": "The replay that published it once more; absent the first time.",
+        },
     },
 }
 _SUMMARIES: Final = {

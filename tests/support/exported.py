@@ -22,6 +22,7 @@ from tenure.contract import (
     dead_letters,
     flow,
     limits,
+    replay,
     reports,
     retention,
     scheduling,
@@ -59,6 +60,7 @@ def table() -> tuple[Endpoint, ...]:
                 "dead_letters",
                 "retention",
                 "limits",
+                "replays",
             ]
         ),
     )
@@ -79,6 +81,7 @@ def http_models() -> list[type[BaseModel]]:
             subscriptions,
             dead_letters,
             retention,
+            replay,
         )
         for model in vars(module).values()
         if isinstance(model, type)

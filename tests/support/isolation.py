@@ -163,6 +163,7 @@ async def empty_state(database: FreshDatabase) -> None:
             + "delete from tenure.pauses; delete from tenure.subscriptions;"
             "delete from tenure.dead_letters;"
             "delete from tenure.limits; delete from tenure.limit_buckets;"
+            "delete from tenure.replay_changes; delete from tenure.replays;"
             "delete from tenure.accounts where tenant <> 'default';"
             "delete from tenure.tenants where tenant <> 'default';"
             "update tenure.accounts set held_minor = 0, spent_minor = 0;"

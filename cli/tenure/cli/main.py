@@ -114,7 +114,7 @@ def build_app(words: "Sequence[str]" = ()) -> "App":
     add("intake:app", "intake", "See what was enqueued.")
     add("subscriptions:app", "subscription", "See and state which events reach which queue.")
     add("dead_letters:app", "dead-letter", "See what queues gave up, and send it again.")
-    add("outbox:app", "outbox", "See how far publishing is.")
+    add("outbox:app", "outbox", "See how far publishing is, and publish once more.")
     add("retention:app", "retention", "See and set how long what has ended is kept.")
     add("up:up", "up", "Run a whole local stack until Ctrl-C.")
     add("processes:coordinator", "coordinator", "Run a coordinator.")

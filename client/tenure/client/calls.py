@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import repeat
 from secrets import token_hex
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 from urllib.parse import quote
+from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
@@ -23,6 +24,7 @@ from tenure.client.errors import ClientError, Refused, ResultTimeout, Unreachabl
 from tenure.contract.codec import encode_json
 from tenure.contract.codes import Code
 from tenure.contract.dead_letters import DeadLetterList, DeadLetterState
+from tenure.contract.replay import ReplayDetail, ReplayList, ReplayOrder, ReplayReply, ReplayRequest
 from tenure.contract.scheduling import Explained, Why
 from tenure.contract.states import TaskState
 from tenure.contract.tasks import (
@@ -378,6 +380,36 @@ def dead_letters(
 def dead_letter_path(dead_letter_id: int, rest: str = "") -> str:
     """Where a dead letter is."""
     return f"/v1/dead-letters/{dead_letter_id}{rest}"
+
+
+def replay(request: ReplayRequest) -> Plan[ReplayReply]:
+    """A replay, or what it would be; it gets an id here, once for all tries."""
+    if request.replay_id is None:
+        request = request.model_copy(update={"replay_id": str(uuid4())})
+    return send("/v1/replays", request, ReplayReply)
+
+
+def replays(
+    *, state: str | None = None, limit: int | None = None, after: str | None = None
+) -> Plan[ReplayList]:
+    """One page of replays."""
+    return read("/v1/replays", ReplayList, {"state": state, "limit": _text(limit), "after": after})
+
+
+def replay_detail(replay_id: str) -> Plan[ReplayDetail]:
+    """One replay and its history."""
+    return read(_replay_path(replay_id), ReplayDetail, {})
+
+
+def change_replay(
+    replay_id: str, change: Literal["pause", "resume", "cancel"], order: ReplayOrder
+) -> Plan[ReplayDetail]:
+    """Pause, resume or cancel a replay."""
+    return send(f"{_replay_path(replay_id)}/{change}", order, ReplayDetail)
+
+
+def _replay_path(replay_id: str) -> str:
+    return f"/v1/replays/{quote(replay_id, safe='')}"
 
 
 def tenant_path(tenant: str) -> str:

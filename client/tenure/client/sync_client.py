@@ -39,6 +39,14 @@ from tenure.contract.operations import (
     RevocationRequest,
     Revoked,
 )
+from tenure.contract.replay import (
+    ReplayDetail,
+    ReplayList,
+    ReplayOrder,
+    ReplayReply,
+    ReplayRequest,
+    ReplayResume,
+)
 from tenure.contract.reports import Resources
 from tenure.contract.retention import (
     RetentionChange,
@@ -480,3 +488,32 @@ class Client:
     def outbox(self) -> OutboxStatus:
         """How far publishing is behind the log."""
         return self._http.run(calls.read("/v1/outbox", OutboxStatus, {}))
+
+    def replay(self, request: ReplayRequest) -> ReplayReply:
+        """Publish rows of the log once more, to one queue, or say what that would be: for
+        operators."""
+        return self._http.run(calls.replay(request))
+
+    def replays(
+        self, *, state: str | None = None, limit: int | None = None, after: str | None = None
+    ) -> ReplayList:
+        """One page of replays, newest first; its ``next`` is the ``after`` of the following."""
+        return self._http.run(calls.replays(state=state, limit=limit, after=after))
+
+    def replay_detail(self, replay_id: str) -> ReplayDetail:
+        """One replay and its history."""
+        return self._http.run(calls.replay_detail(replay_id))
+
+    def pause_replay(self, replay_id: str, *, reason: str) -> ReplayDetail:
+        """Let a replay stand where it is: for operators."""
+        return self._http.run(calls.change_replay(replay_id, "pause", ReplayOrder(reason=reason)))
+
+    def resume_replay(self, replay_id: str, *, reason: str, force: bool = False) -> ReplayDetail:
+        """Let a paused replay go on: for operators. ``force``: also with what consumers may have
+        forgotten to know."""
+        order = ReplayResume(reason=reason, force=force)
+        return self._http.run(calls.change_replay(replay_id, "resume", order))
+
+    def cancel_replay(self, replay_id: str, *, reason: str) -> ReplayDetail:
+        """End a replay for good; what was published stays published: for operators."""
+        return self._http.run(calls.change_replay(replay_id, "cancel", ReplayOrder(reason=reason)))

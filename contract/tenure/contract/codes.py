@@ -23,6 +23,7 @@ class Code(StrEnum):
     EVENTS_REMOVED = "events_removed"  # the policy no longer keeps the first events asked for
     METHOD_NOT_ALLOWED = "method_not_allowed"
     IDEMPOTENCY_CONFLICT = "idempotency_conflict"  # the same key or report id, other content
+    BEHIND_DEDUPE_RETENTION = "behind_dedupe_retention"  # consumers may have forgotten it
     STALE_VERSION = "stale_version"  # what it would change has been changed by somebody else
     TOO_MANY_LIMITS = "too_many_limits"  # of one tenant
     # Who asks

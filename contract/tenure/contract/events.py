@@ -17,6 +17,8 @@ EVENT_SOURCE: Final = "/tenure/coordinator"
 CONTENT_TYPE: Final = "application/cloudevents+json"
 EVENT_ID_HEADER: Final = "event-id"
 """AMQP header that repeats ``event_id``; the AMQP ``message_id`` differs for each publish."""
+REPLAY_ID_HEADER: Final = "replay-id"
+"""AMQP header of what a replay published once more; absent the first time."""
 
 
 class EventData(BaseModel):

@@ -101,6 +101,24 @@ class LimitScope(StrEnum):
     EACH_KEY = "each_key"  # those of a type, with each concurrency key by itself
 
 
+class ReplayState(StrEnum):
+    """What a replay does now."""
+
+    RUNNING = "running"  # a relay works on it, or will
+    PAUSED = "paused"  # until somebody resumes it: the pause says why
+    COMPLETED = "completed"  # everything in its bounds that matches was published
+    CANCELLED = "cancelled"  # by an operator; what was published stays published
+
+
+class ReplayPause(StrEnum):
+    """Why a replay is paused."""
+
+    OPERATOR = "operator"
+    QUEUE_MISSING = "queue_missing"  # there is no such queue: nothing is dropped
+    NOT_SENDABLE = "not_sendable"  # a row is too large for this relay, or cannot be encoded
+    BEHIND_DEDUPE_RETENTION = "behind_dedupe_retention"  # consumers would take it for new
+
+
 class TenantState(StrEnum):
     """Whether a tenant's tasks are given to nodes."""
 

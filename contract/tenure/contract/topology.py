@@ -46,9 +46,14 @@ def dead_letter_queue(prefix: str = DEFAULT_PREFIX) -> str:
     return f"{prefix}.dead"
 
 
+def node_queues(prefix: str = DEFAULT_PREFIX) -> str:
+    """What the names of all nodes' queues begin with."""
+    return f"{prefix}.node."
+
+
 def node_queue(tenant: TenantId, incarnation: IncarnationId, prefix: str = DEFAULT_PREFIX) -> str:
     """Queue of one incarnation of a node."""
-    return f"{prefix}.node.{tenant}.{incarnation}"
+    return f"{node_queues(prefix)}{tenant}.{incarnation}"
 
 
 def subscription_queue(tenant: str | None, name: str, prefix: str = DEFAULT_PREFIX) -> str:

@@ -31,6 +31,7 @@ from tenure.coordinator.api.limits import LimitControl
 from tenure.coordinator.api.operators import Operators
 from tenure.coordinator.api.problems import NEXT_STEP
 from tenure.coordinator.api.programs import Programs
+from tenure.coordinator.api.replays import ReplayControl
 from tenure.coordinator.api.retention import RetentionPolicy
 from tenure.coordinator.api.routes import Handlers, application, endpoints
 from tenure.coordinator.api.scheduling import Scheduling
@@ -57,6 +58,7 @@ from tenure.coordinator.store.limits import StatedLimits
 from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError, open_pool
 from tenure.coordinator.store.reading import PoolReader
 from tenure.coordinator.store.reads import Reads
+from tenure.coordinator.store.replay import Replays
 from tenure.coordinator.store.retention import Retention as RetentionReads
 from tenure.coordinator.store.scheduling import SchedulingReads
 from tenure.coordinator.store.subscriptions import Subscriptions
@@ -274,6 +276,7 @@ class Coordinator:
             ),
             retention=RetentionPolicy(RetentionReads(self._reader(people)), self._retention),
             limits=LimitControl(StatedLimits(self._reader(people))),
+            replays=ReplayControl(Replays(self._reader(people)), name_prefix=settings.name_prefix),
             healthz=_alive,
             readyz=self._ready,
             metrics=self._metrics,

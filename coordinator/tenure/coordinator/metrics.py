@@ -21,6 +21,7 @@ from tenure.contract.states import (
     LimitScope,
     NodeState,
     PauseScope,
+    ReplayState,
 )
 from tenure.coordinator.core.decisions import Happened
 from tenure.coordinator.errors import Unavailable
@@ -180,6 +181,9 @@ class Metrics:
         self._limit_max = self._gauge(
             "tenure_limit_max_running", "What these limits allow.", ("tenant", "type")
         )
+        self._replays = self._gauge(
+            "tenure_replays", "Replays that have not ended, by state.", ("state",)
+        )
         self._lag_rows = self._gauge(
             "tenure_outbox_lag_rows", "Rows of the log not published yet (10,000 a shard).", ()
         )
@@ -310,6 +314,8 @@ class Metrics:
         for tenant, type_name, most, running in figures.limits[:MAX_LIMITS_TOLD]:
             self._limit_running.labels(tenant, type_name).set(running)
             self._limit_max.labels(tenant, type_name).set(most)
+        for going in (ReplayState.RUNNING, ReplayState.PAUSED):
+            self._replays.labels(going.value).set(figures.replays.get(going.value, 0))
         self._intake.labels("waiting").set(figures.intake_waiting)
         self._intake.labels("refused").set(figures.intake_refused)
         self._oldest_intake.set(figures.oldest_intake_seconds)

@@ -6,7 +6,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID, uuid4
@@ -16,14 +16,20 @@ import structlog
 from tenure.contract import topology
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoints
 from tenure.relay.config import RelaySettings
+from tenure.relay.core.replay import Bounds, Repeat
+from tenure.relay.core.window import Publish
 from tenure.relay.log import RelayLog
 from tenure.relay.loop import Pace, Relay
 from tenure.relay.metrics import RelayMetrics
-from tenure.relay.publisher import Publisher
+from tenure.relay.publisher import Publisher, PublishT
+from tenure.relay.replay import ReplayPace, Replays
+from tenure.relay.replay_log import ReplayLog
 from tenure.relay.status import StatusPages, serve
 
 OBJECTS_A_COLLECTION: Final = 50_000
 """A window full of rows is no garbage, and would be looked through again and again."""
+REPLAYS_AGAIN_SECONDS: Final = 5.0
+"""After a fault of our own in replaying."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +39,43 @@ class Parts:
     relay_id: UUID
     wake: asyncio.Event
     log: RelayLog
-    publisher: Publisher
+    publisher: Publisher[Publish]
     metrics: RelayMetrics
     relay: Relay
+    replay_wake: asyncio.Event
+    replays: Replays
 
     async def work(self, stop: asyncio.Event) -> None:
         """Publish until ``stop`` is set; then drain."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 connection = tasks.create_task(self.publisher.run())
+                replaying = tasks.create_task(self._replay(stop))
                 await self.relay.run(stop)
+                await replaying
                 connection.cancel()
         finally:
             await self.log.close()
+
+    async def _replay(self, stop: asyncio.Event) -> None:
+        """Replay until ``stop`` is set. What goes wrong there is no reason to publish nothing."""
+
+        async def pass_on() -> None:
+            await stop.wait()
+            self.replay_wake.set()
+
+        passing_on = asyncio.create_task(pass_on())
+        try:
+            while not stop.is_set():
+                try:
+                    await self.replays.run(stop)
+                except Exception:  # noqa: BLE001 - a fault of ours: live goes on
+                    structlog.get_logger("tenure.relay").exception("replays_failed")
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(REPLAYS_AGAIN_SECONDS):
+                            await stop.wait()
+        finally:
+            passing_on.cancel()
 
     async def metrics_page(self) -> bytes:
         """The text of ``/metrics``."""
@@ -68,13 +98,9 @@ def build(settings: RelaySettings, faults: FaultPoints = NO_FAULTS) -> Parts:
         pooled=settings.pooled,
         wake=wake,
     )
-    publisher = Publisher(
-        settings.broker_url_now,
-        wake=wake,
-        events_exchange=topology.events_exchange(settings.name_prefix),
-        confirm_timeout_seconds=settings.relay_confirm_timeout_seconds,
-        max_body_bytes=settings.relay_max_body_bytes,
-    )
+    replay_wake = asyncio.Event()
+    publisher: Publisher[Publish] = _publisher(settings, wake)
+    again: Publisher[Repeat] = _publisher(settings, replay_wake)
     metrics = RelayMetrics()
     pace = Pace(
         claim_seconds=settings.relay_claim_seconds, drain_seconds=settings.relay_drain_seconds
@@ -82,7 +108,29 @@ def build(settings: RelaySettings, faults: FaultPoints = NO_FAULTS) -> Parts:
     relay = Relay(
         log, publisher, metrics, wake=wake, limits=settings.limits(), pace=pace, faults=faults
     )
-    return Parts(relay_id, wake, log, publisher, metrics, relay)
+    replays = Replays(
+        ReplayLog(log, relay_id, settings.relay_claim_seconds),
+        again,
+        metrics,
+        wake=replay_wake,
+        live_waits=lambda: relay.window.has_ready,
+        bounds=Bounds(),
+        pace=ReplayPace(
+            claim_seconds=settings.relay_claim_seconds, drain_seconds=settings.relay_drain_seconds
+        ),
+        faults=faults,
+    )
+    return Parts(relay_id, wake, log, publisher, metrics, relay, replay_wake, replays)
+
+
+def _publisher(settings: RelaySettings, wake: asyncio.Event) -> Publisher[PublishT]:
+    return Publisher(
+        settings.broker_url_now,
+        wake=wake,
+        events_exchange=topology.events_exchange(settings.name_prefix),
+        confirm_timeout_seconds=settings.relay_confirm_timeout_seconds,
+        max_body_bytes=settings.relay_max_body_bytes,
+    )
 
 
 async def run(settings: RelaySettings, faults: FaultPoints = NO_FAULTS) -> None:

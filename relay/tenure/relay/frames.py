@@ -1,7 +1,8 @@
 """The frames of a publish, put together from parts that were encoded before.
 
-Messages differ in their event id, message id and body; the method frame of a destination is encoded
-once and kept. AMQP 0-9-1, as the library would write it, which a test compares.
+Messages differ in their event id, replay id, message id and body; the method frame of a
+destination is encoded once and kept. AMQP 0-9-1, as the library would write it, which a test
+compares.
 """
 
 from functools import lru_cache
@@ -11,7 +12,7 @@ from typing import Final
 import pamqp.frame
 from pamqp import commands
 
-from tenure.contract.events import CONTENT_TYPE, EVENT_ID_HEADER
+from tenure.contract.events import CONTENT_TYPE, EVENT_ID_HEADER, REPLAY_ID_HEADER
 
 ROUTING_KEY_BYTES: Final = 255
 _DESTINATIONS: Final = 4096
@@ -27,7 +28,8 @@ _LONG: Final = Struct(">I")
 _FLAGS_AND_TYPE: Final = (0x8000 | 0x2000 | 0x1000 | 0x0080).to_bytes(2) + (
     bytes([len(CONTENT_TYPE)]) + CONTENT_TYPE.encode()
 )
-_HEADER_NAME: Final = bytes([len(EVENT_ID_HEADER)]) + EVENT_ID_HEADER.encode() + b"S"
+_EVENT_ID: Final = bytes([len(EVENT_ID_HEADER)]) + EVENT_ID_HEADER.encode() + b"S"
+_REPLAY_ID: Final = bytes([len(REPLAY_ID_HEADER)]) + REPLAY_ID_HEADER.encode() + b"S"
 _PERSISTENT: Final = b"\x02"
 
 
@@ -43,18 +45,25 @@ def method_frame(channel: int, exchange: str, routing_key: str, mandatory: bool)
 
 
 def content_frames(
-    channel: int, event_id: str, message_id: str, body: bytes, max_content_size: int
+    channel: int,
+    event_id: str,
+    message_id: str,
+    body: bytes,
+    max_content_size: int,
+    replay_id: str | None = None,
 ) -> list[bytes]:
     """The other frames: header, and the body in pieces of at most ``max_content_size`` bytes."""
     event, message = event_id.encode(), message_id.encode()
+    headers = _EVENT_ID + _LONG.pack(len(event)) + event
+    if replay_id is not None:
+        replay = replay_id.encode()
+        headers += _REPLAY_ID + _LONG.pack(len(replay)) + replay
     header = b"".join(
         (
             _CLASS_WEIGHT_SIZE.pack(_BASIC, 0, len(body)),
             _FLAGS_AND_TYPE,
-            _LONG.pack(len(_HEADER_NAME) + 4 + len(event)),
-            _HEADER_NAME,
-            _LONG.pack(len(event)),
-            event,
+            _LONG.pack(len(headers)),
+            headers,
             _PERSISTENT,
             bytes((len(message),)),
             message,

@@ -57,9 +57,9 @@ class Lag:
     seconds: float
 
 
-def load_queries() -> dict[str, str]:
-    """The statements of ``queries/log.sql`` by name."""
-    text = (resources.files("tenure.relay") / "queries" / "log.sql").read_text("utf-8")
+def load_queries(file_name: str = "log.sql") -> dict[str, str]:
+    """The statements of a file in ``queries`` by name."""
+    text = (resources.files("tenure.relay") / "queries" / file_name).read_text("utf-8")
     parts = re.split(r"^-- name: (\w+)$", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -87,8 +87,8 @@ class RelayLog:
         self._relay_id = relay_id
         self._lease = timedelta(seconds=claim_seconds)
         self._timeout_seconds = command_timeout_seconds
-        # Two, so that a scrape does not hold up the loop. No pool: between two statements it would
-        # ask the server to reset a state that no statement here leaves behind.
+        # Two, so that neither a scrape nor a replay holds up the loop. No pool: between two
+        # statements it would ask the server to reset a state that no statement here leaves behind.
         self._line = _Line(self._listening)
         self._side_line = _Line(self._connected)
         self._queries = load_queries()
@@ -272,9 +272,13 @@ class RelayLog:
 
     async def lag(self) -> Lag:
         """What is not published yet, by any relay."""
-        with _translated():
-            (row,) = await self._side_line.fetch(self._queries["lag"], _COUNT_LIMIT)
+        (row,) = await self.fetch_aside(self._queries["lag"], _COUNT_LIMIT)
         return Lag(rows=row["row_count"], seconds=max(0.0, row["seconds"]))
+
+    async def fetch_aside(self, query: str, *arguments: Any) -> list[asyncpg.Record]:
+        """Ask on the other connection, so that the loop does not wait for it."""
+        with _translated():
+            return await self._side_line.fetch(query, *arguments)
 
     async def _fetch(self, query: str, *arguments: Any) -> list[asyncpg.Record]:
         with _translated():

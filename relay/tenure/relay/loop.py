@@ -22,7 +22,7 @@ from tenure.contract.errors import TenureError
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoint, FaultPoints
 from tenure.relay.core.outcome import Outcome, Verdict, may_arrive_twice
 from tenure.relay.core.shares import fair_share
-from tenure.relay.core.window import Limits, Row, Window
+from tenure.relay.core.window import Limits, Publish, Row, Window
 from tenure.relay.errors import LogUnavailable
 from tenure.relay.log import RelayLog
 from tenure.relay.metrics import RelayMetrics
@@ -57,7 +57,7 @@ class Relay:
     def __init__(
         self,
         log: RelayLog,
-        publisher: Publisher,
+        publisher: Publisher[Publish],
         metrics: RelayMetrics,
         *,
         wake: asyncio.Event,
@@ -95,7 +95,7 @@ class Relay:
         self._logger = structlog.get_logger("tenure.relay")
         self._failure_logged: dict[str, float] = {}
         self._late_confirms = 0
-        self._returned: list[Settled] = []
+        self._returned: list[Settled[Publish]] = []
         self._hurry = False
 
     @property
@@ -159,7 +159,7 @@ class Relay:
         self._metrics.late_confirms.inc(late - self._late_confirms)
         self._late_confirms = late
 
-    def _settle_these(self, these: Iterable[Settled]) -> None:
+    def _settle_these(self, these: Iterable[Settled[Publish]]) -> None:
         now = self._microseconds()
         counts: Counter[Outcome] = Counter()
         published = doubles = 0

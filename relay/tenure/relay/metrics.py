@@ -59,6 +59,17 @@ class RelayMetrics:
         self.claims = self._gauge("claims", "Shards this relay holds.")
         self.share = self._gauge("share", "Shards that are due to this relay among all.")
         self.handed_over = self._counter("handed_over", "Shards handed over to other relays.")
+        self.replayed = self._counter("replayed", "Rows published once more, for replays.")
+        replay_outcomes = Counter(
+            "tenure_relay_replay_publishes",
+            "Publishes for replays by how they ended; a row may need several.",
+            ("outcome",),
+            registry=self.registry,
+        )
+        self.replay_outcomes = {
+            outcome: replay_outcomes.labels(outcome=outcome.value) for outcome in Outcome
+        }
+        self.replays = self._gauge("replays", "Replays this relay works on.")
         self._in_flight = self._gauge("in_flight", "Publishes without an answer.")
         self._rows = self._gauge("window_rows", "Rows between the cursors and what was read.")
         self._bytes = self._gauge("window_bytes", "Bytes of the bodies held.")

@@ -19,7 +19,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import aiormq
 from aiormq.abc import ChannelFrame, ConfirmationFrameType
@@ -30,7 +30,7 @@ from tenacity.wait import wait_random_exponential
 
 from tenure.contract.errors import TenureError
 from tenure.relay.core.outcome import Outcome
-from tenure.relay.core.window import Publish
+from tenure.relay.core.window import Row
 from tenure.relay.errors import BrokerError, BrokerRefused, BrokerUnreachable, BrokerUntrusted
 from tenure.relay.frames import content_frames, method_frame
 from tenure.relay.notices import Notices
@@ -55,17 +55,28 @@ _RECONNECT_CAP_SECONDS: Final = 5.0
 _CLOSE_SECONDS: Final = 2.0
 
 
-class Settled(NamedTuple):
+class HasRow(Protocol):
+    """What can be published."""
+
+    @property
+    def row(self) -> Row:
+        """What to publish."""
+
+
+PublishT = TypeVar("PublishT", bound=HasRow)
+
+
+class Settled(NamedTuple, Generic[PublishT]):
     """How a publish ended; ``detail`` says why, where it failed."""
 
-    publish: Publish
+    publish: PublishT
     outcome: Outcome
     detail: str = ""
 
 
 @dataclass(slots=True)
-class _Pending:
-    publish: Publish
+class _Pending(Generic[PublishT]):
+    publish: PublishT
     written: float
     returned: str | None = None
 
@@ -91,12 +102,12 @@ class _KeptTransport(TransportFactory):
 
 
 @dataclass(eq=False)
-class _Session:
+class _Session(Generic[PublishT]):
     connection: aiormq.Connection
     channel: aiormq.Channel
     transport: _KeptTransport
     name: str
-    pending: dict[int, _Pending] = field(default_factory=dict)
+    pending: dict[int, _Pending[PublishT]] = field(default_factory=dict)
     given_up: asyncio.Event = field(default_factory=asyncio.Event)
     reason: str = ""
     refused: bool = False  # the broker ended it because of something that was published
@@ -117,7 +128,7 @@ class _Session:
         self.transport.cut()
 
 
-class Publisher:
+class Publisher(Generic[PublishT]):
     """One connection to the broker, kept open by ``run``.
 
     ``wake`` is set whenever something was settled or the connection changed. ``events_exchange`` is
@@ -140,8 +151,8 @@ class Publisher:
         self._confirm_timeout = confirm_timeout_seconds
         self._connect_timeout = connect_timeout_seconds
         self._max_body_bytes = max_body_bytes
-        self._session: _Session | None = None
-        self._settled: list[Settled] = []
+        self._session: _Session[PublishT] | None = None
+        self._settled: list[Settled[PublishT]] = []
         self._notices = Notices("broker")
         self.late_confirms = 0  # of publishes given up before: each of these arrived twice
 
@@ -169,7 +180,7 @@ class Publisher:
                 retry=retry_if_exception_type(BrokerError),
                 before_sleep=self._say,
             )
-            session: _Session = await retrying(self._open)
+            session: _Session[PublishT] = await retrying(self._open)
             self._notices.well()
             started = time.monotonic()
             self._session = session
@@ -186,12 +197,12 @@ class Publisher:
                 bound = min(_RECONNECT_CAP_SECONDS, 0.1 * 2 ** min(short_lives, 10))
                 await asyncio.sleep(random.uniform(0, bound))
 
-    def collect(self) -> list[Settled]:
+    def collect(self) -> list[Settled[PublishT]]:
         """What was settled since the last call."""
         settled, self._settled = self._settled, []
         return settled
 
-    async def publish(self, publishes: Sequence[Publish]) -> None:
+    async def publish(self, publishes: Sequence[PublishT]) -> None:
         """Write a batch; each row is settled once, sooner or later, and found by ``collect``."""
         session = self._session
         if session is None:
@@ -226,6 +237,7 @@ class Publisher:
                 f"{session.name}-{tag}",
                 row.body,
                 channel.max_content_size,
+                row.replay_id,
             )
             pending[tag] = _Pending(publish, now)
         channel.delivery_tag = tag
@@ -267,7 +279,7 @@ class Publisher:
 
     # The session
 
-    async def _open(self) -> _Session:
+    async def _open(self) -> _Session[PublishT]:
         url = asked(self._url)
         transport = _KeptTransport(
             TLSTransportFactory() if url.startswith("amqps:") else TCPTransportFactory()
@@ -279,7 +291,7 @@ class Publisher:
                 channel = await connection.channel(publisher_confirms=True)
                 if not isinstance(channel, aiormq.Channel):
                     raise TypeError(f"a channel of class {type(channel).__name__}")
-                session = _Session(connection, channel, transport, secrets.token_hex(8))
+                session = _Session[PublishT](connection, channel, transport, secrets.token_hex(8))
                 self._take_over(session)
                 await self._probe(session, self._events_exchange)
                 return session
@@ -294,7 +306,7 @@ class Publisher:
             transport.cut()
             raise _coded(error) from error
 
-    def _take_over(self, session: _Session) -> None:
+    def _take_over(self, session: _Session[PublishT]) -> None:
         """Read returns and confirms here instead of in aiormq."""
         channel = session.channel
 
@@ -336,7 +348,7 @@ class Publisher:
         channel._on_return_frame = on_return  # type: ignore[method-assign]  # see the module
         channel._on_confirm_frame = on_confirm  # type: ignore[method-assign]  # see the module
 
-    async def _ended(self, session: _Session) -> None:
+    async def _ended(self, session: _Session[PublishT]) -> None:
         given_up = asyncio.ensure_future(session.given_up.wait())
         closings = {session.connection.closing, session.channel.closing}
         try:
@@ -350,7 +362,7 @@ class Publisher:
                 session.refused = isinstance(error, _REFUSALS)
         session.reason = session.reason or "closed"
 
-    async def _close(self, session: _Session) -> None:
+    async def _close(self, session: _Session[PublishT]) -> None:
         for probe in session.probes.values():
             probe.cancel()
         pending = [entry.publish for entry in session.pending.values()]
@@ -365,7 +377,7 @@ class Publisher:
                     await session.connection.close()
         session.transport.cut()
 
-    def _settle_all(self, publishes: Sequence[Publish], outcome: Outcome, detail: str) -> None:
+    def _settle_all(self, publishes: Sequence[PublishT], outcome: Outcome, detail: str) -> None:
         self._settled += [Settled(publish, outcome, detail) for publish in publishes]
         self._wake.set()
 
@@ -376,7 +388,7 @@ class Publisher:
 
     # Exchanges
 
-    def _missing(self, session: _Session, exchange: str) -> str:
+    def _missing(self, session: _Session[PublishT], exchange: str) -> str:
         """Look for an exchange, and say that it is missing: a publish to it would close the channel
         and make every other one unknown."""
         absent = session.missing.get(exchange, 0.0)
@@ -386,7 +398,7 @@ class Publisher:
             probe.add_done_callback(lambda _: session.probes.pop(exchange, None))
         return f"the exchange {exchange!r} does not exist, as far as is known"
 
-    async def _probe(self, session: _Session, exchange: str) -> None:
+    async def _probe(self, session: _Session[PublishT], exchange: str) -> None:
         """Look for an exchange on a channel of its own, which its absence closes."""
         try:
             async with asyncio.timeout(self._confirm_timeout):

@@ -10,6 +10,7 @@ import pytest
 from tests.support.ageing import age
 from tests.support.isolation import FreshDatabase
 from tests.support.log_rows import LogRow, Stream, append
+from tests.support.replays import change, start
 from tests.support.sessions import blocked, session
 
 SIZE = 10_000_000
@@ -92,7 +93,9 @@ async def test_an_old_partition_goes_once_everything_in_it_is_published(
 
 
 @pytest.mark.requirement("OPS-08")
-@pytest.mark.parametrize("why", ["young", "unpublished", "last", "for_ever", "doubtful"])
+@pytest.mark.parametrize(
+    "why", ["young", "unpublished", "replayed", "last", "for_ever", "doubtful"]
+)
 async def test_a_partition_stays_while_it_is_young_needed_or_the_last(
     database: FreshDatabase, owner: asyncpg.Connection, coordinator: asyncpg.Connection, why: str
 ) -> None:
@@ -109,6 +112,8 @@ async def test_a_partition_stays_while_it_is_young_needed_or_the_last(
                 f" select shard, position from tenure.log where position < {SIZE}"
                 " order by position desc limit 1) l where l.shard = s.shard"
             )
+        case "replayed":
+            await start(database, "q", to_position=1)
         case "for_ever":
             assert await coordinator.fetchval(
                 "select tenure.set_retention(1, '{\"log\": null}', 'tests', 'because')"
@@ -118,6 +123,22 @@ async def test_a_partition_stays_while_it_is_young_needed_or_the_last(
     before = await partitions(owner)
     assert await shrink(coordinator) == NOTHING
     assert await partitions(owner) == before
+
+
+@pytest.mark.requirement("REPLAY-01")
+async def test_a_partition_stays_for_a_paused_replay_and_goes_once_that_is_cancelled(
+    database: FreshDatabase, owner: asyncpg.Connection, coordinator: asyncpg.Connection
+) -> None:
+    await written(owner)
+    await age(database, "31 days")
+    await next_partition(owner)
+    await written(owner)
+    await published(owner)
+    replay_id = await start(database, "q")
+    await change(database, replay_id, "paused")
+    assert await shrink(coordinator) == NOTHING
+    await change(database, replay_id, "cancelled")
+    assert await shrink(coordinator) == ("log_p000001", False)
 
 
 async def test_a_shard_that_never_had_a_row_holds_nothing_back(

@@ -33,6 +33,7 @@ FIGURES = Figures(
     dead_letters=0,
     limits=[("default", "sha256", 5, 3)],
     limits_by_scope={"type": 1},
+    replays={},
     nodes_under_review=0,
     tasks_by_type=[],
     slots=8,

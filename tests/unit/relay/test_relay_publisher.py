@@ -34,11 +34,11 @@ class Silence:
         transport: Any = SimpleNamespace(cut=self._cut)
         self.unblocked = unblocked
         channel: Any = None  # nothing is written
-        self.session = _Session(connection, channel, transport, "name")
+        self.session = _Session[Publish](connection, channel, transport, "name")
         now = time.monotonic()
         for tag, (publish, age) in enumerate(zip(publishes(len(ages)), ages, strict=True), start=1):
             self.session.pending[tag] = _Pending(publish, now - age)
-        self.publisher = Publisher(
+        self.publisher = Publisher[Publish](
             "amqp://a:b@localhost/v",
             wake=asyncio.Event(),
             events_exchange="events",
@@ -95,7 +95,9 @@ def test_while_the_broker_blocks_no_deadline_runs_and_afterwards_it_starts_anew(
 
 
 async def test_without_a_session_a_publish_is_settled_as_lost() -> None:
-    publisher = Publisher("amqp://a:b@localhost/v", wake=asyncio.Event(), events_exchange="e")
+    publisher = Publisher[Publish](
+        "amqp://a:b@localhost/v", wake=asyncio.Event(), events_exchange="e"
+    )
     await publisher.publish(publishes(2))
     assert [one.outcome for one in publisher.collect()] == [Outcome.LOST] * 2
     assert publisher.collect() == []

@@ -67,6 +67,7 @@ from tenure.coordinator.api.openapi import PAGES, document
 from tenure.coordinator.api.operators import IntakeQuery, Operators
 from tenure.coordinator.api.problems import response_of
 from tenure.coordinator.api.programs import Programs
+from tenure.coordinator.api.replays import ReplayControl, replay_endpoints
 from tenure.coordinator.api.retention import RetentionPolicy, retention_endpoints
 from tenure.coordinator.api.scheduling import Scheduling
 from tenure.coordinator.api.scheduling_routes import scheduling_endpoints
@@ -93,6 +94,7 @@ class Handlers:
     dead_letters: DeadLetterControl
     retention: RetentionPolicy
     limits: LimitControl
+    replays: ReplayControl
     healthz: Plain
     readyz: Plain
     metrics: Plain
@@ -337,6 +339,7 @@ def endpoints(
         *dead_letter_endpoints(handlers.dead_letters, gate=application_gate),
         *retention_endpoints(handlers.retention, gate=application_gate),
         *limit_endpoints(handlers.limits, gate=application_gate),
+        *replay_endpoints(handlers.replays, gate=application_gate),
     )
 
 

@@ -17,7 +17,7 @@ grant select on
     tenure.tenants, tenure.accounts, tenure.profiles, tenure.executables, tenure.fact_changes,
     tenure.pauses, tenure.limits, tenure.limit_buckets, tenure.subscriptions,
     tenure.dead_letters,
-    tenure.relay_shards
+    tenure.relay_shards, tenure.replays, tenure.replay_changes
 to :"coordinator";
 grant select on
     tenure.schema_migrations, tenure.authority, tenure.log, tenure.relay_shards,
@@ -69,6 +69,11 @@ grant execute on function
     tenure.set_limit(text, text, text, integer, integer, integer, integer, text, integer),
     tenure.remove_limit(text, text, text, text),
     tenure.forget_full_buckets(integer),
+    tenure.replay_horizon(),
+    tenure.replay_preview(jsonb, text),
+    tenure.start_replay(
+        uuid, text, text, jsonb, integer, boolean, bigint, boolean, text, text),
+    tenure.change_replay(uuid, text, text, text, boolean),
     tenure.commit_batch(
         tenure.commit_item[], tenure.task_insert[], tenure.task_update[], tenure.attempt_insert[],
         tenure.attempt_update[], tenure.lease_renewal[], tenure.receipt_insert[],
@@ -88,6 +93,15 @@ grant execute on function tenure.relay_unpark(
     uuid, smallint[], bigint[], bigint[], text[], text[], text[], interval[])
 to :"relay";
 grant execute on function tenure.relay_withdrawn(uuid[]) to :"relay";
+grant execute on function
+    tenure.replay_claim(uuid, integer, interval),
+    tenure.replay_unclaimed(),
+    tenure.replay_read(uuid, uuid, bigint, bigint, integer, bigint),
+    tenure.replay_advance(
+        uuid, uuid[], bigint[], bigint[], bigint[], bigint[], interval),
+    tenure.replay_release(uuid, uuid[], bigint[]),
+    tenure.replay_stop(uuid, uuid, bigint, text, text)
+to :"relay";
 
 -- Applications enqueue and may do nothing else here (see `tenure migrate application`).
 do $$

@@ -429,6 +429,7 @@ class Reads:
             dead_letters=row["dead_letters"],
             limits=_LIMITS.validate_json(row["limits"]),
             limits_by_scope=_NUMBERS.validate_json(row["limits_by_scope"]),
+            replays=_NUMBERS.validate_json(row["replays"]),
             lag_rows=sum(shard["lag_rows"] for shard in shards),
             log_bytes=size["bytes"],
             log_rows_beyond_partitions=size["misplaced"],

@@ -82,6 +82,7 @@ class Figures:
     dead_letters: int  # that wait for somebody
     limits: list[tuple[str, str, int, int]]  # tenant, type or empty, at most, running
     limits_by_scope: dict[str, int]
+    replays: dict[str, int]  # that have not ended, by state
     lag_rows: int
     log_bytes: int
     log_rows_beyond_partitions: int

@@ -65,7 +65,7 @@ class Limits:
 
 class Row(NamedTuple):
     """One row of the log. ``stream`` identifies (entity_type, entity_id); ``attempt_id`` is the
-    attempt it is about, if any."""
+    attempt it is about, if any; ``replay_id`` the replay that publishes it once more."""
 
     position: int
     shard: int
@@ -76,6 +76,7 @@ class Row(NamedTuple):
     required: bool
     body: bytes
     attempt_id: str | None = None
+    replay_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

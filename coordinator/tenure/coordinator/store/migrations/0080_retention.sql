@@ -71,20 +71,27 @@ as $$
     order by version desc limit 1
 $$;
 
--- The first position of the log that somebody still needs: whatever a relay has not published yet.
--- Positions that are taken later are higher than any that there are.
+-- The first position of the log that somebody still needs: whatever a relay has not published yet, and
+-- what a replay that has not ended comes to. Positions that are taken later are higher than any that
+-- there are.
 create function log_needed_from() returns bigint
-language sql volatile security definer
+language plpgsql volatile security definer
 set search_path = tenure, pg_temp
 set enable_seqscan = off
 as $$
-    select coalesce(min(first.position), (select last_value from log_position) + 1)
-    from relay_shards s
-    cross join lateral (
-        select l.position from log l
-        where l.shard = s.shard and l.position > s.position
-        order by l.position limit 1
-    ) first
+begin
+    return least(
+        (
+            select coalesce(min(first.position), (select last_value from log_position) + 1)
+            from relay_shards s
+            cross join lateral (
+                select l.position from log l
+                where l.shard = s.shard and l.position > s.position
+                order by l.position limit 1
+            ) first
+        ),
+        (select min(r.position) + 1 from replays r where r.state in ('running', 'paused')));
+end
 $$;
 
 -- When the oldest row was recorded that no relay has published yet; null: there is none.

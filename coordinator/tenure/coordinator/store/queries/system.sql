@@ -127,7 +127,14 @@ select
     (
         select coalesce(json_object_agg(scope, number), '{}')::text
         from (select scope, count(*) as number from tenure.limits group by scope) stated
-    ) as limits_by_scope
+    ) as limits_by_scope,
+    (
+        select coalesce(json_object_agg(state, number), '{}')::text
+        from (
+            select state, count(*) as number from tenure.replays
+            where state in ('running', 'paused') group by state
+        ) going_on
+    ) as replays
 
 -- name: intake
 -- Gauges for a scrape, all tenants together; rows of a state are counted up to $1.
