@@ -59,6 +59,24 @@ async def rewrite(database: FreshDatabase, row: LogRow, **columns: Any) -> None:
         )
 
 
+async def park(database: FreshDatabase, row: LogRow, *, holds: bool) -> None:
+    """As if the relay had set the row aside, until somebody asks for it."""
+    async with session(database.owner_url) as owner:
+        await owner.execute(
+            """
+            insert into tenure.parked (position, shard, tenant, stream_type, stream_id, event_id,
+                exchange, routing_key, required, recorded_at, body, state, reason, detail, holds,
+                due_at, parked_at)
+            select position, shard, tenant, entity_type, entity_id, event_id, exchange,
+                routing_key, required, recorded_at, body, 'failed', 'unsendable', 'a test', $2,
+                'infinity', clock_timestamp()
+            from tenure.log where event_id = $1
+            """,
+            row.event_id,
+            holds,
+        )
+
+
 async def start(
     database: FreshDatabase, queue: str, *, rate: int = 100_000, force: bool = False, **asked: Any
 ) -> str:

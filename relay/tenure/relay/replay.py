@@ -139,6 +139,12 @@ class Replays:
 
     async def _publish(self) -> None:
         limit = self._pace.in_flight_beside_live if self._live_waits() else self._pace.in_flight
+        suspicious = [course for course in self._courses.values() if course.suspects]
+        if suspicious:
+            if not self._in_flight and self._publisher.usable:
+                self._in_flight = 1
+                await self._publisher.publish([suspicious[0].take_suspect()])
+            return
         # In turns, so that none of them takes all the room.
         for replay_id in list(self._courses):
             course = self._courses.pop(replay_id)

@@ -17,6 +17,7 @@ from tests.support.replays import (
     history,
     listen,
     look,
+    park,
     record,
     rewrite,
     start,
@@ -272,6 +273,28 @@ async def test_it_stops_before_what_the_queues_consumers_may_have_forgotten_unle
             done = await became(database, replay_id, ReplayState.COMPLETED)
             await again.has(rows)
         assert done.forced
+
+
+@pytest.mark.requirement("RELAY-04")
+@pytest.mark.requirement("REPLAY-01")
+async def test_rows_that_are_parked_and_what_waits_behind_them_are_left_out_and_counted(
+    database: FreshDatabase, broker: BrokerSpace
+) -> None:
+    """What has not been published is no matter for a replay: the shard's relay publishes it."""
+    async with broker_channel(broker.url) as channel:
+        queue = await declare_queue(channel, f"{broker.name_prefix}.q")
+        again = await listen(channel, queue)
+        held, flowing, free = Stream(), Stream(), Stream()
+        rows = rows_of([held, flowing, free], 4, exchange="e", routing_key="k")
+        await record(database, rows)
+        await park(database, rows[3], holds=True)  # the second of the held stream
+        await park(database, rows[4], holds=False)  # the second of the one that flows
+        replay_id = await start(database, queue)
+        async with relaying(database.relay_url, broker.url, broker.name_prefix):
+            done = await became(database, replay_id, ReplayState.COMPLETED)
+            await again.has(row for n, row in enumerate(rows) if n not in (3, 4, 6, 9))
+        assert len(again.messages) == 8
+        assert (done.replayed, done.held_back) == (8, 4)
 
 
 async def test_live_rows_flow_while_a_replay_is_under_way(

@@ -99,7 +99,8 @@ def test_a_failing_stream_waits_longer_each_time_and_no_other_stream_does() -> N
     ("outcome", "code"),
     [
         (Outcome.RETURNED, ReplayPause.QUEUE_MISSING),
-        (Outcome.NOT_SENT, ReplayPause.NOT_SENDABLE),
+        (Outcome.UNSENDABLE, ReplayPause.NOT_SENDABLE),
+        (Outcome.REFUSED, ReplayPause.NOT_SENDABLE),
     ],
 )
 def test_what_a_person_has_to_mend_stops_it_and_drops_nothing(
@@ -118,6 +119,23 @@ def test_what_a_person_has_to_mend_stops_it_and_drops_nothing(
     one.settle(second, Outcome.ACKED, "", SECOND, 0.0)
     assert one.progress == Progress(0, 0, 0)
     assert one.in_flight == 0
+
+
+def test_what_one_of_several_was_refused_for_is_found_by_publishing_each_alone() -> None:
+    one = course()
+    one.add([row(1, "a"), row(2, "b"), row(3, "a")], frozenset(), 3)
+    for repeat in one.take(SECOND, 10):
+        assert one.settle(repeat, Outcome.SUSPECTED, "", SECOND, 0.0) is Verdict.AGAIN_ALONE
+    assert one.suspects
+    assert one.take(SECOND, 10) == []
+    first = one.take_suspect()
+    one.settle(first, Outcome.ACKED, "", SECOND, 0.0)
+    assert positions([first, *one.take(SECOND, 10)]) == [1, 3]
+    second = one.take_suspect()
+    assert second.row.position == 2
+    one.settle(second, Outcome.REFUSED, "too large", SECOND, 0.0)
+    assert one.stopped is not None
+    assert not one.suspects
 
 
 def test_rows_of_held_streams_are_passed_and_counted() -> None:

@@ -132,6 +132,7 @@ class Course:
         self._streams: dict[Hashable, _Stream] = {}
         self._ready: deque[_Stream] = deque()
         self._paused: list[_Stream] = []
+        self._suspects: deque[_Stream] = deque()
         self._bytes = 0
 
     # Reading
@@ -185,12 +186,24 @@ class Course:
         self.in_flight += len(taken)
         return taken
 
+    @property
+    def suspects(self) -> bool:
+        """Whether it has rows that are to be published alone: the broker refused one of several."""
+        return bool(self._suspects) and self.stopped is None
+
+    def take_suspect(self) -> Repeat:
+        """One of these, while nothing else is in flight. Raises IndexError when there is none."""
+        stream = self._suspects.popleft()
+        stream.in_flight = True
+        self.in_flight += 1
+        return Repeat(self, stream.waiting[0][0], stream)
+
     def settle(
         self, repeat: Repeat, outcome: Outcome, detail: str, now: int, jitter: float
     ) -> Verdict:
         """What became of a taken row. ``jitter`` is a random number in [0, 1).
 
-        A queue that is not there, and a row that cannot be written, stop the course: neither is
+        A queue that is not there, and a row that cannot be sent, stop the course: neither is
         dropped, and somebody has to see to it.
         """
         stream = repeat._stream
@@ -212,10 +225,12 @@ class Course:
             return verdict
         if outcome is Outcome.RETURNED:
             self.stop(ReplayPause.QUEUE_MISSING, f"{self.queue}: {detail}")
-        elif outcome is Outcome.NOT_SENT:
+        elif outcome in (Outcome.UNSENDABLE, Outcome.REFUSED):
             self.stop(ReplayPause.NOT_SENDABLE, f"position {repeat.row.position}: {detail}")
         if verdict is Verdict.AGAIN:
             self._ready.append(stream)
+        elif verdict is Verdict.AGAIN_ALONE:
+            self._suspects.append(stream)
         else:
             stream.failures += 1
             bound = self._bounds.backoff_base << min(stream.failures - 1, 32)

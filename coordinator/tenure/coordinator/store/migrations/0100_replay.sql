@@ -448,7 +448,8 @@ $$;
 -- The next rows of a replay after position ``after``: at most ``row_limit``, and none after the one
 -- with which the bodies reach ``byte_limit``. ``scanned_to`` is in every row, and in at least one while
 -- the claim is live: up to there nothing else matches. It stays where the live cursors are, and stops
--- before what consumers of the queue may have forgotten to know, unless that is forced.
+-- before what consumers of the queue may have forgotten to know, unless that is forced. Rows that are
+-- parked, and what waits behind them, have not been published: ``held`` says so.
 create function replay_read(
     relay uuid, replay uuid, token bigint, after bigint, row_limit integer, byte_limit bigint
 ) returns table (
@@ -512,7 +513,13 @@ begin
             min(f.recorded_at) filter (where f.recorded_at < v_remembered) as forgotten
         from found f
     )
-    select f.position, f.shard, f.entity_type, f.entity_id, f.event_id, f.body, false,
+    select f.position, f.shard, f.entity_type, f.entity_id, f.event_id, f.body,
+        -- Its stream is held from an earlier row on, or it is set aside itself.
+        exists (
+            select from parked p
+            where p.stream_type = f.entity_type and p.stream_id = f.entity_id
+                and p.position <= f.position and (p.holds or p.position = f.position)
+        ),
         reached.position,
         case when reached.forgotten is not null then 'behind_dedupe_retention' end,
         format('recorded at %s; consumers of %s remember since %s',
