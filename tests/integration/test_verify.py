@@ -32,6 +32,20 @@ LIVE = (
 )
 EVENT = f"(select max(position) from tenure.log where order_key = {DELIVERED} and not copy)"
 
+
+def parking(due_at: str, of_shard: str) -> str:
+    """A row of the log parked, due as given, and its shard changed as given."""
+    return (
+        "with p as (insert into tenure.parked (position, shard, tenant, stream_type, stream_id,"
+        " event_id, exchange, routing_key, required, recorded_at, body, state, reason, detail,"
+        " holds, due_at, parked_at) select position, shard, tenant, entity_type, entity_id,"
+        " event_id, exchange, routing_key, required, recorded_at, body, 'failed', 'returned', '',"
+        f" true, {due_at}, now() from tenure.log where position = {EVENT}"
+        " returning shard, position)"
+        f" update tenure.relay_shards s set {of_shard} from p where p.shard = s.shard"
+    )
+
+
 DAMAGE = {
     "streams-count-without-gaps": f"delete from tenure.log where position ="
     f" (select min(position) from tenure.log where order_key = {DELIVERED} and not copy)",
@@ -114,6 +128,9 @@ DAMAGE = {
     " where incarnation is not null",
     "cursors-are-within-the-log": "update tenure.relay_shards set position = 1000000"
     " where shard = 7",
+    "parked-rows-are-passed": parking("'infinity'", "parked = 1"),
+    "parked-rows-are-counted": "update tenure.relay_shards set parked = 1 where shard = 7",
+    "held-streams-go-on": parking("null", "parked = 1, position = p.position"),
     "guards-are-in-place": "alter table tenure.tasks disable trigger user",
 }
 """For each invariant, what somebody who may do anything does to the database."""

@@ -22,6 +22,7 @@ from tenure.contract import (
     dead_letters,
     flow,
     limits,
+    parking,
     replay,
     reports,
     retention,
@@ -58,6 +59,7 @@ def table() -> tuple[Endpoint, ...]:
                 "flow",
                 "subscriptions",
                 "dead_letters",
+                "parking",
                 "retention",
                 "limits",
                 "replays",
@@ -80,6 +82,7 @@ def http_models() -> list[type[BaseModel]]:
             limits,
             subscriptions,
             dead_letters,
+            parking,
             retention,
             replay,
         )

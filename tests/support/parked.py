@@ -50,13 +50,13 @@ async def ask(
 ) -> list[int]:
     """As an operator does; the positions that this reached."""
     async with session(database.coordinator_url) as coordinator:
-        rows = await coordinator.fetch(
-            "select tenure.ask_parked($1, $2, $3, 'because', 'tester') as position",
+        reached: list[int] = await coordinator.fetchval(
+            "select tenure.ask_parked(null, $1, $2, $3, 'because', 'tester')",
             action,
             positions,
             failed_as,
         )
-        return [row["position"] for row in rows]
+        return reached
 
 
 async def make_due(owner: asyncpg.Connection) -> None:

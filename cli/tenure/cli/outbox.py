@@ -6,12 +6,17 @@ from typing import Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
-from tenure.cli import replay
+from tenure.cli import parked, replay
 from tenure.cli.connection import open_client
 from tenure.cli.output import Output, length, print_fields, print_json, print_table, size
 from tenure.contract.tasks import OutboxStatus, ShardStatus
 
-app = App(name="outbox", help="See how far publishing is, and publish once more.")
+app = App(
+    name="outbox", help="See how far publishing is; settle what it could not publish; repeat it."
+)
+app.command(parked.app)
+app.command(parked.retry)
+app.command(parked.skip)
 app.command(replay.app)
 
 WORST_SHOWN: Final = 5

@@ -39,6 +39,15 @@ from tenure.contract.operations import (
     RevocationRequest,
     Revoked,
 )
+from tenure.contract.parking import (
+    ParkedAsked,
+    ParkedDetail,
+    ParkedList,
+    ParkedReason,
+    ParkedRetry,
+    ParkedSkip,
+    ParkedState,
+)
 from tenure.contract.replay import (
     ReplayDetail,
     ReplayList,
@@ -487,6 +496,31 @@ class AsyncClient:
     async def run_retention(self, request: RetentionRunRequest) -> RetentionRun:
         """Remove for about a second what is older than it is kept: for operators."""
         return await self._http.run(calls.send("/v1/retention/run", request, RetentionRun))
+
+    async def parked(
+        self,
+        *,
+        state: ParkedState | None = None,
+        reason: ParkedReason | None = None,
+        limit: int | None = None,
+        after: int | None = None,
+    ) -> ParkedList:
+        """Messages that could not be published and are parked, oldest first."""
+        page = calls.parked(state=state, reason=reason, limit=limit, after=after)
+        return await self._http.run(page)
+
+    async def parked_message(self, position: int) -> ParkedDetail:
+        """A parked message with its body, and what was asked about it."""
+        path = f"/v1/outbox/parked/{position}"
+        return await self._http.run(calls.read(path, ParkedDetail, {}))
+
+    async def retry_parked(self, request: ParkedRetry) -> ParkedAsked:
+        """Have parked messages tried again now: for operators."""
+        return await self._http.run(calls.send("/v1/outbox/parked/retry", request, ParkedAsked))
+
+    async def skip_parked(self, request: ParkedSkip) -> ParkedAsked:
+        """Have parked messages never published: for operators."""
+        return await self._http.run(calls.send("/v1/outbox/parked/skip", request, ParkedAsked))
 
     async def outbox(self) -> OutboxStatus:
         """How far publishing is behind the log."""

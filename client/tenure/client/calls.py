@@ -24,6 +24,7 @@ from tenure.client.errors import ClientError, Refused, ResultTimeout, Unreachabl
 from tenure.contract.codec import encode_json
 from tenure.contract.codes import Code
 from tenure.contract.dead_letters import DeadLetterList, DeadLetterState
+from tenure.contract.parking import ParkedList, ParkedReason, ParkedState
 from tenure.contract.replay import ReplayDetail, ReplayList, ReplayOrder, ReplayReply, ReplayRequest
 from tenure.contract.scheduling import Explained, Why
 from tenure.contract.states import TaskState
@@ -375,6 +376,18 @@ def dead_letters(
     """One page of what queues gave up."""
     query = {"state": state, "queue": queue, "limit": _text(limit), "after": _text(after)}
     return read("/v1/dead-letters", DeadLetterList, query)
+
+
+def parked(
+    *,
+    state: ParkedState | None = None,
+    reason: ParkedReason | None = None,
+    limit: int | None = None,
+    after: int | None = None,
+) -> Plan[ParkedList]:
+    """One page of what the relay could not publish."""
+    query = {"state": state, "reason": reason, "limit": _text(limit), "after": _text(after)}
+    return read("/v1/outbox/parked", ParkedList, query)
 
 
 def dead_letter_path(dead_letter_id: int, rest: str = "") -> str:

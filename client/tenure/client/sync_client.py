@@ -39,6 +39,15 @@ from tenure.contract.operations import (
     RevocationRequest,
     Revoked,
 )
+from tenure.contract.parking import (
+    ParkedAsked,
+    ParkedDetail,
+    ParkedList,
+    ParkedReason,
+    ParkedRetry,
+    ParkedSkip,
+    ParkedState,
+)
 from tenure.contract.replay import (
     ReplayDetail,
     ReplayList,
@@ -484,6 +493,31 @@ class Client:
     def run_retention(self, request: RetentionRunRequest) -> RetentionRun:
         """Remove for about a second what is older than it is kept: for operators."""
         return self._http.run(calls.send("/v1/retention/run", request, RetentionRun))
+
+    def parked(
+        self,
+        *,
+        state: ParkedState | None = None,
+        reason: ParkedReason | None = None,
+        limit: int | None = None,
+        after: int | None = None,
+    ) -> ParkedList:
+        """Messages that could not be published and are parked, oldest first."""
+        page = calls.parked(state=state, reason=reason, limit=limit, after=after)
+        return self._http.run(page)
+
+    def parked_message(self, position: int) -> ParkedDetail:
+        """A parked message with its body, and what was asked about it."""
+        path = f"/v1/outbox/parked/{position}"
+        return self._http.run(calls.read(path, ParkedDetail, {}))
+
+    def retry_parked(self, request: ParkedRetry) -> ParkedAsked:
+        """Have parked messages tried again now: for operators."""
+        return self._http.run(calls.send("/v1/outbox/parked/retry", request, ParkedAsked))
+
+    def skip_parked(self, request: ParkedSkip) -> ParkedAsked:
+        """Have parked messages never published: for operators."""
+        return self._http.run(calls.send("/v1/outbox/parked/skip", request, ParkedAsked))
 
     def outbox(self) -> OutboxStatus:
         """How far publishing is behind the log."""

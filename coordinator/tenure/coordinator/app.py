@@ -29,6 +29,7 @@ from tenure.coordinator.api.interventions import Interventions
 from tenure.coordinator.api.leases import Leases
 from tenure.coordinator.api.limits import LimitControl
 from tenure.coordinator.api.operators import Operators
+from tenure.coordinator.api.parking import ParkingControl
 from tenure.coordinator.api.problems import NEXT_STEP
 from tenure.coordinator.api.programs import Programs
 from tenure.coordinator.api.replays import ReplayControl
@@ -55,6 +56,7 @@ from tenure.coordinator.store.dead_letters import DeadLetters
 from tenure.coordinator.store.errors import DatabaseUnreachable
 from tenure.coordinator.store.flow import Flow
 from tenure.coordinator.store.limits import StatedLimits
+from tenure.coordinator.store.parking import ParkedRows
 from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError, open_pool
 from tenure.coordinator.store.reading import PoolReader
 from tenure.coordinator.store.reads import Reads
@@ -274,6 +276,7 @@ class Coordinator:
             dead_letters=DeadLetterControl(
                 DeadLetters(self._reader(people)), publish=self._broker.publish_again
             ),
+            parking=ParkingControl(ParkedRows(self._reader(people))),
             retention=RetentionPolicy(RetentionReads(self._reader(people)), self._retention),
             limits=LimitControl(StatedLimits(self._reader(people))),
             replays=ReplayControl(Replays(self._reader(people)), name_prefix=settings.name_prefix),

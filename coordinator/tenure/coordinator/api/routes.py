@@ -65,6 +65,7 @@ from tenure.coordinator.api.leases import Leases
 from tenure.coordinator.api.limits import LimitControl, limit_endpoints
 from tenure.coordinator.api.openapi import PAGES, document
 from tenure.coordinator.api.operators import IntakeQuery, Operators
+from tenure.coordinator.api.parking import ParkingControl, parking_endpoints
 from tenure.coordinator.api.problems import response_of
 from tenure.coordinator.api.programs import Programs
 from tenure.coordinator.api.replays import ReplayControl, replay_endpoints
@@ -92,6 +93,7 @@ class Handlers:
     flow: FlowControl
     subscriptions: SubscriptionControl
     dead_letters: DeadLetterControl
+    parking: ParkingControl
     retention: RetentionPolicy
     limits: LimitControl
     replays: ReplayControl
@@ -337,6 +339,7 @@ def endpoints(
         *flow_endpoints(handlers.flow, gate=application_gate),
         *subscription_endpoints(handlers.subscriptions, gate=application_gate),
         *dead_letter_endpoints(handlers.dead_letters, gate=application_gate),
+        *parking_endpoints(handlers.parking, gate=application_gate),
         *retention_endpoints(handlers.retention, gate=application_gate),
         *limit_endpoints(handlers.limits, gate=application_gate),
         *replay_endpoints(handlers.replays, gate=application_gate),

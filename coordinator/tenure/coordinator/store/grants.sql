@@ -27,7 +27,7 @@ to :"relay";
 grant select on tenure.parked to :"coordinator", :"relay";
 grant select on tenure.parked_requests to :"coordinator";
 grant execute on function
-    tenure.ask_parked(text, bigint[], text, text, text)
+    tenure.ask_parked(text, text, bigint[], text, text, text)
 to :"coordinator";
 
 grant select on tenure.retention, tenure.retention_policies, tenure.erasures to :"coordinator";

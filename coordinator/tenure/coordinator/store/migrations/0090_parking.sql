@@ -36,6 +36,7 @@ create unique index parked_first on parked (stream_type, stream_id) where holds 
 create table parked_requests (
     request_id bigint generated always as identity primary key,
     position bigint not null,
+    tenant text not null,
     event_id uuid not null,
     stream_type text not null,
     stream_id uuid not null,
@@ -48,6 +49,7 @@ create table parked_requests (
     constraint requests_have_a_result_once_carried_out check (
         (carried_out_at is null) = (result is null))
 );
+create index parked_requests_by_position on parked_requests (position, request_id);
 create index parked_requests_open on parked_requests (position) where carried_out_at is null;
 
 -- Moves cursors under live claims (RELAY-03), never backwards and never past the log's end, and parks
@@ -198,23 +200,29 @@ begin
 end
 $$;
 
--- Asks for parked rows to be tried again now, or to be skipped; returns the positions that this reaches.
+-- Asks for parked rows of ``p_tenant`` (null: of all) to be tried again now, or to be skipped; returns the
+-- positions that this reaches, and null when the authority is not confirmed.
 -- Without ``p_positions`` those that failed with ``p_failed_as`` (null: in whatever way), up to ten
 -- thousand. Who asks to retry a row that is behind another asks for the first of its stream; a row that
 -- is behind another is skipped when its turn comes.
 create function ask_parked(
-    p_action text, p_positions bigint[], p_failed_as text, p_reason text, p_actor text)
-returns setof bigint
+    p_tenant text, p_action text, p_positions bigint[], p_failed_as text, p_reason text, p_actor text)
+returns bigint[]
 language plpgsql volatile security definer set search_path = tenure, pg_temp set enable_seqscan = off
 as $$
 declare
     clock timestamptz;
     targets bigint[];
+    reached bigint[];
 begin
+    if confirmed_epoch() is null then
+        return null;
+    end if;
     if p_positions is null then
         select array_agg(f.position) into targets from (
             select p.position from parked p
             where p.state = 'failed' and (p_failed_as is null or p.reason = p_failed_as)
+                and (p_tenant is null or p.tenant = p_tenant)
             order by p.position limit 10000
         ) f;
     elsif p_action = 'retry' then
@@ -222,9 +230,11 @@ begin
             select min(f.position) from parked f
             where f.stream_type = p.stream_type and f.stream_id = p.stream_id and f.holds) end)
         into targets
-        from parked p where p.position = any(p_positions);
+        from parked p
+        where p.position = any(p_positions) and (p_tenant is null or p.tenant = p_tenant);
     else
-        targets := p_positions;
+        select array_agg(p.position) into targets from parked p
+        where p.position = any(p_positions) and (p_tenant is null or p.tenant = p_tenant);
     end if;
     perform 1 from parked p where p.position = any(targets) order by p.position for update;
     clock := clock_timestamp();
@@ -232,12 +242,16 @@ begin
         skip = p.skip or p_action = 'skip',
         due_at = case when p.due_at is not null then clock end
     where p.position = any(targets);
-    return query
-    insert into parked_requests (position, event_id, stream_type, stream_id, action, reason,
-        requested_by, requested_at)
-    select p.position, p.event_id, p.stream_type, p.stream_id, p_action, p_reason, p_actor, clock
-    from parked p where p.position = any(targets)
-    order by p.position
-    returning parked_requests.position;
+    with asked as (
+        insert into parked_requests as r (position, tenant, event_id, stream_type, stream_id, action,
+            reason, requested_by, requested_at)
+        select p.position, p.tenant, p.event_id, p.stream_type, p.stream_id, p_action, p_reason,
+            p_actor, clock
+        from parked p where p.position = any(targets)
+        order by p.position
+        returning r.position
+    )
+    select coalesce(array_agg(a.position order by a.position), '{}') into reached from asked a;
+    return reached;
 end
 $$;

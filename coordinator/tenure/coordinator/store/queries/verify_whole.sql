@@ -50,6 +50,33 @@ left join tenure.relay_shards s on s.shard = k.shard
 cross join (select coalesce(max(position), 0) as position from tenure.log) l
 where s.position is null or s.position > l.position
 
+-- name: parked-rows-are-passed
+-- What is parked was passed by its shard's cursor, and says what the log says, where that is still there.
+select 'position ' || p.position as subject,
+    case when p.position > s.position then 'its shard''s cursor is at ' || s.position
+        else 'the log has other bytes, or another event' end as detail
+from tenure.parked p
+join tenure.relay_shards s on s.shard = p.shard
+left join tenure.log l on l.position = p.position
+where p.position > s.position or l.shard <> p.shard or l.event_id <> p.event_id or l.body <> p.body
+
+-- name: parked-rows-are-counted
+select 'shard ' || s.shard as subject, format('%s are counted, %s are there', s.parked, n.rows) as detail
+from tenure.relay_shards s
+cross join lateral (select count(*) as rows from tenure.parked p where p.shard = s.shard) n
+where s.parked <> n.rows
+
+-- name: held-streams-go-on
+-- Of the rows that hold a stream the first is due some time, so that it does not wait for ever.
+select 'position ' || p.position as subject,
+    case when p.due_at is null then 'it waits for nothing that is there'
+        else 'it is due, and an earlier row of its stream holds it' end as detail
+from tenure.parked p
+where p.holds and (p.due_at is null) = not exists (
+    select from tenure.parked earlier
+    where earlier.stream_type = p.stream_type and earlier.stream_id = p.stream_id
+        and earlier.holds and earlier.position < p.position)
+
 -- name: guards-are-in-place
 -- Triggers that are switched off, and partitions of the log that nobody has to lock for.
 select t.tgrelid::regclass || ' ' || t.tgname as subject, 'the trigger is switched off' as detail
