@@ -5,8 +5,11 @@ situation without a database. For exploration and parity only: whatever is about
 or the broker runs on real servers. A guard or a kind of write that it does not know is an error.
 """
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
+from tenure.contract.ids import IncarnationId
+from tenure.contract.states import NodeState
 from tenure.coordinator.core.commands import AnyCommand
 from tenure.coordinator.core.decisions import (
     Accepted,
@@ -37,31 +40,114 @@ assert frozenset(one.name for one in fields(Reads)) == GUARDS, "the model lacks 
 
 def commit(rows: Rows, command: AnyCommand, accepted: Accepted) -> tuple[ItemOutcome, Rows]:
     """One item in a call of its own: what ``commit_batch`` answers, and the rows afterwards."""
+    (outcome,), rows = commit_batch(rows, [(command, accepted)])
+    return outcome, rows
+
+
+def commit_batch(
+    rows: Rows,
+    items: Sequence[tuple[AnyCommand, Accepted]],
+    *,
+    seen: Sequence[IncarnationId] = (),
+) -> tuple[list[ItemOutcome], Rows]:
+    """One call: what the database's function of that name answers, and the rows afterwards."""
     if not rows.confirmed:
-        return ItemOutcome.AUTHORITY_UNCONFIRMED, rows
-    stored = accepted.stored and not isinstance(command, NOT_STORED)
-    before = rows.commands.get(command.command_id) if stored else None
+        return [ItemOutcome.AUTHORITY_UNCONFIRMED for _ in items], rows
+    rows = _with_names(rows, items)
+    outcomes = [_judged(rows, command, accepted) for command, accepted in items]
+    for number in _repeated(items):
+        outcomes[number] = max(outcomes[number], ItemOutcome.STALE)
+    given_out = rows  # what is free: as before the call, less what earlier items take
+    ats = [decided_at(rows, accepted.reads) for _, accepted in items]
+    for number, (_, accepted) in enumerate(items):
+        for write in accepted.writes:
+            if isinstance(write, AttemptCreated) and outcomes[number] is ItemOutcome.APPLIED:
+                if _has_room(given_out, write, ats[number]):
+                    given_out = model_writes.reserve(given_out, write, ats[number])
+                else:
+                    outcomes[number] = ItemOutcome.STALE
+    for (command, accepted), outcome, at in zip(items, outcomes, ats, strict=True):
+        if outcome is ItemOutcome.APPLIED:
+            rows = _applied(rows, command, accepted, at)
+    return outcomes, _seen(rows, seen)
+
+
+def _with_names(rows: Rows, items: Sequence[tuple[AnyCommand, Accepted]]) -> Rows:
+    """A node's name is known once an item has spoken of it, whatever became of the item."""
+    names = {
+        (command.tenant, accepted.reads.node_id): None
+        for command, accepted in items
+        if accepted.reads.node_id is not None
+    }
+    return (
+        rows if names.keys() <= rows.nodes.keys() else replace(rows, nodes=names | {**rows.nodes})
+    )
+
+
+def _judged(rows: Rows, command: AnyCommand, accepted: Accepted) -> ItemOutcome:
+    """What the guards say, before items are held against one another."""
+    before = rows.commands.get(command.command_id) if _is_stored(command, accepted) else None
     if before is not None:
         same = (before.fingerprint, before.tenant) == (command.fingerprint, command.tenant)
-        return (ItemOutcome.SEEN_BEFORE if same else ItemOutcome.CONFLICT), rows
+        return ItemOutcome.SEEN_BEFORE if same else ItemOutcome.CONFLICT
     at = decided_at(rows, accepted.reads)
-    if not (
+    holds = (
         versions_hold(rows, command, accepted)
         and _bounds_hold(rows, accepted.reads, at)
         and all(_fits(rows, write, at) for write in accepted.writes)
-    ):
-        return ItemOutcome.STALE, rows
+    )
+    return ItemOutcome.APPLIED if holds else ItemOutcome.STALE
+
+
+def _is_stored(command: AnyCommand, accepted: Accepted) -> bool:
+    return accepted.stored and not isinstance(command, NOT_STORED)
+
+
+def _repeated(items: Sequence[tuple[AnyCommand, Accepted]]) -> set[int]:
+    """Items about what an item before them in the call is about."""
+    repeated: set[int] = set()
+    met: set[tuple[str, object]] = set()
+    moved: set[IncarnationId] = set()  # read by an item that changes a node
+    for number, (command, accepted) in enumerate(items):
+        reads = accepted.reads
+        about: list[tuple[str, object]] = [
+            ("command", command.command_id if _is_stored(command, accepted) else None),
+            ("task", reads.task_id),
+            ("node", None if reads.node_id is None else (command.tenant, reads.node_id)),
+            ("intake", reads.intake_id),
+        ]
+        named = {one for one in about if one[1] is not None}
+        if met & named or reads.incarnation in moved:
+            repeated.add(number)
+        met |= named
+        if reads.node_id is not None and reads.incarnation is not None:
+            moved.add(reads.incarnation)
+    return repeated
+
+
+def _applied(rows: Rows, command: AnyCommand, accepted: Accepted, at: int) -> Rows:
     for write in accepted.writes:
         if isinstance(write, NodeQuarantined):
             rows = model_writes.quarantine(rows, command, accepted.reads, write)
         else:
             rows = model_writes.apply(rows, write, at)
-    if stored:
-        outcome = StoredCommand(
-            command.command_id, command.tenant, command.fingerprint, accepted.reply, at
-        )
-        rows = replace(rows, commands={**rows.commands, command.command_id: outcome})
-    return ItemOutcome.APPLIED, rows
+    if not _is_stored(command, accepted):
+        return rows
+    outcome = StoredCommand(
+        command.command_id, command.tenant, command.fingerprint, accepted.reply, at
+    )
+    return replace(rows, commands={**rows.commands, command.command_id: outcome})
+
+
+def _seen(rows: Rows, seen: Sequence[IncarnationId]) -> Rows:
+    """Incarnations that were heard of with the call; one that has ended is heard of no more."""
+    incarnations = dict(rows.incarnations)
+    for incarnation in seen:
+        row = incarnations.get(incarnation)
+        if row is not None and row.state is not NodeState.GONE:
+            heard = max(row.last_seen_at, rows.now)
+            incarnations[incarnation] = replace(row, last_seen_at=heard)
+    return replace(rows, incarnations=incarnations) if seen else rows
 
 
 def decided_at(rows: Rows, reads: Reads) -> int:
@@ -143,21 +229,21 @@ def _fits(rows: Rows, write: Write, at: int) -> bool:
             return write.deadline is None or write.deadline > at
         case ReceiptRecorded():
             return (write.attempt_id, write.content_digest) not in rows.receipts
-        case AttemptCreated():
-            node = rows.incarnations[write.incarnation]
-            need = write.resources
-            return (
-                node.slots_used + need.slots <= node.slots
-                and (node.cpu_millis is None or node.cpu_used + need.cpu_millis <= node.cpu_millis)
-                and (
-                    node.memory_bytes is None
-                    or node.memory_used + need.memory_bytes <= node.memory_bytes
-                )
-                and (write.cost_minor == 0 or _affordable(rows, write))
-                and within_limits(rows, write, at)
-            )
         case _:
             return True
+
+
+def _has_room(rows: Rows, write: AttemptCreated, at: int) -> bool:
+    """Whether the node, the budget and the limits have what it takes."""
+    node = rows.incarnations[write.incarnation]
+    need = write.resources
+    return (
+        node.slots_used + need.slots <= node.slots
+        and (node.cpu_millis is None or node.cpu_used + need.cpu_millis <= node.cpu_millis)
+        and (node.memory_bytes is None or node.memory_used + need.memory_bytes <= node.memory_bytes)
+        and (write.cost_minor == 0 or _affordable(rows, write))
+        and within_limits(rows, write, at)
+    )
 
 
 def _affordable(rows: Rows, write: AttemptCreated) -> bool:

@@ -189,6 +189,11 @@ def _create_attempt(rows: Rows, write: AttemptCreated, at: int) -> Rows:
         expires_at=expires_at if deadline is None else min(expires_at, deadline),
         decided_at=at,
     )
+    return reserve(replace(rows, attempts={**rows.attempts, write.attempt_id: attempt}), write, at)
+
+
+def reserve(rows: Rows, write: AttemptCreated, at: int) -> Rows:
+    """What the attempt needs is no longer free, and it counts where starts are limited."""
     held = Reservation(
         write.tenant,
         write.type,
@@ -197,11 +202,8 @@ def _create_attempt(rows: Rows, write: AttemptCreated, at: int) -> Rows:
         write.resources,
         write.cost_minor,
     )
-    rows = replace(
-        begin(rows, write, at),
-        attempts={**rows.attempts, write.attempt_id: attempt},
-        reservations={**rows.reservations, write.attempt_id: held},
-    )
+    rows = begin(rows, write, at)
+    rows = replace(rows, reservations={**rows.reservations, write.attempt_id: held})
     return _count(rows, held, write.tenant, 1, spent=0)
 
 

@@ -1,0 +1,99 @@
+"""Processes that are killed and started again, again and again."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tenure.cli.local import processes
+from tests.support.repository import REPOSITORY
+from tests.support.waiting import eventually
+
+COORDINATOR = ("-m", "tests.support.armed", "coordinator", "")
+RELAY = ("-m", "tests.support.armed", "relay", "")
+EXECUTOR = ("-m", "tests.trials.program")
+
+
+@dataclass(eq=False)
+class Program:
+    """A program that always runs, but for the moments after a kill. ``surprises``: ends that
+    nobody brought about."""
+
+    name: str
+    words: Sequence[str]
+    settings: Mapping[str, str]
+    log: Path
+    kills: int = 0
+    suspended: bool = False
+    surprises: list[str] = field(default_factory=list)
+    _process: asyncio.subprocess.Process | None = None
+    _killed: asyncio.subprocess.Process | None = None
+    _over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def runs(self) -> bool:
+        """It was started, and has not ended."""
+        return self._process is not None and self._process.returncode is None
+
+    async def keep(self) -> None:
+        """Start it, and start it again whenever it has ended, until it is to stop."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
+        while not self._over.is_set():
+            with self.log.open("ab") as log:
+                self._process = process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    *self.words,
+                    cwd=REPOSITORY,
+                    env={**kept, "TENURE_LOG_FORMAT": "json", **self.settings},
+                    stdout=log,
+                    stderr=log,
+                )
+            try:
+                status = await process.wait()
+            except asyncio.CancelledError:
+                process.kill()
+                await process.wait()
+                raise
+            if process is not self._killed and not self._over.is_set():
+                self.surprises.append(f"{self.name} ended by itself with {status}: {self.log}")
+
+    def kill(self) -> None:
+        """SIGKILL, whatever it is doing; ``keep`` starts it again."""
+        assert self._process is not None
+        self._killed = self._process
+        self._process.kill()
+        self.kills += 1
+
+    async def suspend(self) -> None:
+        """SIGSTOP; returns once it stands still."""
+        assert self._process is not None
+        self.suspended = True
+        self._process.send_signal(signal.SIGSTOP)
+        pid = self._process.pid
+        await eventually(lambda: processes.is_stopped(pid))
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self.suspended = False
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGCONT)
+
+    async def stop(self, seconds: float = 30) -> None:
+        """SIGTERM, and its end."""
+        self._over.set()
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.terminate()
+        try:
+            async with asyncio.timeout(seconds):
+                status = await process.wait()
+        except TimeoutError:
+            process.kill()
+            self.surprises.append(f"{self.name} did not end within {seconds:.0f} s")
+        else:
+            if status != 0:
+                self.surprises.append(f"{self.name} ended with {status} when asked to")
