@@ -90,7 +90,12 @@ def step(chance: random.Random) -> Callable[[Life], Coroutine[Any, Any, None]]:
             return lambda life: life.authorize(authorized=task > 1)
         case _:
             paused = other if content == 0 else None
-            acts = [lambda life: life.pause(paused), Life.enqueue, Life.set_policy]
+            acts = [
+                lambda life: life.pause(paused),
+                Life.enqueue,
+                Life.set_policy,
+                lambda life: life.limit(task, content, of_starts=node > 0),
+            ]
             return chance.choice(acts)
 
 
@@ -185,6 +190,10 @@ class Living(RuleBasedStateMachine):
     @rule(until=spans | st.none())
     def pause(self, until: int | None) -> None:
         self.wait(self.life.pause(until))
+
+    @rule(scope=numbers, most=contents, of_starts=st.booleans())
+    def limit(self, scope: int, most: int, of_starts: bool) -> None:
+        self.wait(self.life.limit(scope, most, of_starts=of_starts))
 
     @rule()
     def enqueue(self) -> None:

@@ -22,12 +22,13 @@ from tenure.contract.ids import (
     TaskId,
     TenantId,
 )
-from tenure.contract.states import PauseScope
+from tenure.contract.states import LimitScope, PauseScope
 from tenure.coordinator.core.commands import AnyCommand
 from tenure.coordinator.core.decide import EVENTS_PER_COMMAND, decide
 from tenure.coordinator.core.decisions import Accepted, Decision
-from tenure.coordinator.core.rows import ANY, PauseRow, ResourceAmounts, TenantRow
-from tenure.coordinator.core.snapshot import LeasePolicy, Minted, StoredCommand
+from tenure.coordinator.core.limits import bucket
+from tenure.coordinator.core.rows import ANY, Bucket, LimitRow, PauseRow, ResourceAmounts, TenantRow
+from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot, StoredCommand
 from tenure.coordinator.store.commit import ItemOutcome
 from tenure.coordinator.store.postgres import json_text
 from tenure.coordinator.store.rows import (
@@ -60,7 +61,8 @@ INCARNATIONS = """
 RECEIPTS = "select *, generation as receipt_generation from tenure.receipts where tenant = $1"
 TENANT = """
     select *, tenant as fact_tenant, version as tenant_version, state as tenant_state,
-        locations as tenant_locations, networks as tenant_networks, pauses::text as pauses
+        locations as tenant_locations, networks as tenant_networks, pauses::text as pauses,
+        limits::text as limits
     from tenure.tenants join tenure.accounts using (tenant) where tenant = $1
 """
 PROFILES = """
@@ -118,7 +120,8 @@ class Twice:
     async def decide(self, command: AnyCommand) -> Decision:
         """What is decided now. Both have to find the same."""
         snapshot, now = await steps.load(self.pool, command)
-        assert load(replace(self.rows, now=now), command) == snapshot
+        found = _looked_at(load(replace(self.rows, now=now), command))
+        assert found == _looked_at(snapshot), (found, snapshot)
         self._minted += 1
         events = (self.id(f"event {self._minted}.{n}") for n in range(EVENTS_PER_COMMAND))
         minted = Minted(tuple(EventId(one) for one in events), 0.5)
@@ -164,7 +167,7 @@ class Twice:
         receipts = [_present(receipt_row(one)) for one in await fetch(RECEIPTS)]
         assert {(one.attempt_id, one.content_digest): one for one in receipts} == rows.receipts
         (facts,) = [_present(tenant_row(one)) for one in await fetch(TENANT)]
-        assert facts == rows.tenants[self.tenant]
+        assert replace(facts, full_at=await self._buckets()) == rows.tenants[self.tenant]
         frozen = {TaskId(str(row["task_id"])): row["digest"].hex() for row in await fetch(PROFILES)}
         assert frozen == {task_id: row.digest for task_id, row in rows.profile_of.items()}
         assert await self._reservations() == rows.reservations
@@ -176,11 +179,20 @@ class Twice:
     async def _reservations(self) -> dict[AttemptId, Reservation]:
         return {
             AttemptId(str(row["attempt_id"])): Reservation(
+                TenantId(row["tenant"]),
+                row["type"],
+                row["concurrency_key"],
                 IncarnationId(str(row["incarnation"])),
                 ResourceAmounts(row["cpu_millis"], row["memory_bytes"], row["slots"]),
                 row["cost_minor"],
             )
             for row in await self._fetch("select * from tenure.reservations where tenant = $1")
+        }
+
+    async def _buckets(self) -> dict[Bucket, int]:
+        return {
+            (LimitScope(row["scope"]), row["name"], row["key"]): to_microseconds(row["full_at"])
+            for row in await self._fetch("select * from tenure.limit_buckets where tenant = $1")
         }
 
     async def _nodes(self) -> tuple[dict[Any, Any], frozenset[Any]]:
@@ -304,6 +316,32 @@ class Twice:
         )
         self._tell(pauses=pauses)
 
+    async def limit(
+        self, scope: LimitScope, name: str, *, max_running: int | None, starts: int | None
+    ) -> None:
+        """State a limit, of so many starts a second; of neither: take it back."""
+        about = scope.value, self.tenant, name
+        facts = self.rows.tenants[self.tenant]
+        limits = {(one.scope, one.name): one for one in facts.limits}
+        full_at = dict(facts.full_at)
+        if max_running is None and starts is None:
+            if limits.pop((scope, name), None) is None:
+                return
+            await self.owner.fetchval("select tenure.remove_limit($1, $2, $3, 'tests')", *about)
+            full_at = {place: at for place, at in full_at.items() if place[:2] != (scope, name)}
+        else:
+            await self.owner.fetchval(
+                "select tenure.set_limit($1, $2, $3, $4, $5, $6, $7, 'tests', 100)",
+                *about,
+                max_running,
+                starts,
+                starts and 1,
+                starts,
+            )
+            interval = None if starts is None else -(-1_000_000 // starts)
+            limits[scope, name] = LimitRow(scope, name, max_running, interval, starts or 1)
+        self._tell(limits=tuple(row for _, row in sorted(limits.items())), full_at=full_at)
+
     def _tell(self, **changes: Any) -> None:
         facts = self.rows.tenants[self.tenant]
         changed = replace(facts, version=facts.version + 1, **changes)
@@ -328,3 +366,13 @@ class Twice:
 def _present(row: Any) -> Any:
     assert row is not None
     return row
+
+
+def _looked_at(snapshot: Snapshot) -> Snapshot:
+    """Without buckets that the task does not count in: the statement leaves some of them out."""
+    task, tenant = snapshot.task, snapshot.tenant
+    if task is None or tenant is None:
+        return snapshot
+    places = {bucket(limit, task.type, task.concurrency_key) for limit in tenant.limits}
+    full_at = {place: at for place, at in tenant.full_at.items() if place in places}
+    return replace(snapshot, tenant=replace(tenant, full_at=full_at))

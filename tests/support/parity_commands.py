@@ -22,6 +22,8 @@ from tests.support.rows import declared
 from tests.support.scenes import REPORTS
 
 TYPE: Final = "work"
+KEY: Final = "key"
+"""What some tasks share, where limits are stated for it."""
 NODES: Final = 2
 WITH_CONTENT: Final = ("deliver", "fail", "reject")
 ABOUT_TASKS: Final = (
@@ -99,6 +101,7 @@ class Asker:
             "not_before": None,
             "deadline": None,
             "resources": ResourceAmounts(100, 1) if content else None,
+            "concurrency_key": (None, KEY, "other")[content],
         }
         if kind == "submit":
             return commands.Submit(**fields)

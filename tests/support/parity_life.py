@@ -7,12 +7,13 @@ from itertools import count
 from typing import Final
 
 from tenure.contract.ids import AttemptId, CommandId, IncarnationId
-from tenure.contract.states import TaskState
+from tenure.contract.states import LimitScope, TaskState
 from tenure.coordinator.core.commands import Allocate, AnyCommand
 from tenure.coordinator.core.decisions import Accepted, Reads
+from tenure.coordinator.core.rows import ANY
 from tenure.coordinator.store.commit import ItemOutcome
 from tests.support.parity import Decided, Twice
-from tests.support.parity_commands import NODES, TYPE, Asker
+from tests.support.parity_commands import KEY, NODES, TYPE, Asker
 
 SECOND: Final = 1_000_000
 SPANS: Final = (-3600 * SECOND, -1, 0, 20_000, 5 * SECOND, 3600 * SECOND)
@@ -21,6 +22,14 @@ WAITING: Final = 8
 """Decisions that wait for their commit, at most."""
 TASKS, RUNNING = 5, 2
 """There at the beginning."""
+
+LIMITED: Final = (
+    (LimitScope.TENANT, ""),
+    (LimitScope.TYPE, TYPE),
+    (LimitScope.KEY, KEY),
+    (LimitScope.EACH_KEY, TYPE),
+    (LimitScope.EACH_KEY, ANY),
+)
 
 
 class Life:
@@ -169,6 +178,12 @@ class Life:
     async def enqueue(self) -> None:
         """An application enqueues, in a transaction of its own."""
         await self.twice.enqueue(TYPE, f"enqueued {next(self._names)}")
+
+    async def limit(self, scope: int, most: int, *, of_starts: bool) -> None:
+        """Limit what runs, or how often something starts; most 0: no more."""
+        chosen, name = LIMITED[scope % len(LIMITED)]
+        running, starts = (None, most or None) if of_starts else (most or None, None)
+        await self.twice.limit(chosen, name, max_running=running, starts=starts)
 
     async def set_policy(self) -> None:
         """The same terms under a new version."""
