@@ -123,7 +123,7 @@ DAMAGE = {
     "policies-are-counted": "update tenure.policies set version = 2",
     "accounts-equal-reservations": "update tenure.accounts set held_minor = held_minor + 1",
     "reservations-are-of-open-attempts": "insert into tenure.reservations"
-    f" select {DONE}, 'default', gen_random_uuid(), 0, 0, 0, 0, now()",
+    f" select {DONE}, 'default', 'type', null, gen_random_uuid(), 0, 0, 0, 0, now()",
     "nodes-point-to-live-incarnations": "update tenure.nodes set incarnation = gen_random_uuid()"
     " where incarnation is not null",
     "cursors-are-within-the-log": "update tenure.relay_shards set position = 1000000"

@@ -51,6 +51,7 @@ def table() -> tuple[Endpoint, ...]:
             spec=[
                 "applications",
                 "executors",
+                "progress",
                 "operators",
                 "leases",
                 "scheduling",

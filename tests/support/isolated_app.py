@@ -113,3 +113,13 @@ def do_effect(input: Job, context: Context[Any]) -> Done:
     """Writes the object that it was told."""
     with context.side_effect("write", key=input.path):
         return Done(said="written")
+
+
+def do_stages(input: Job, context: Context[Any]) -> Done:
+    """Two stages; the first attempt ends between them."""
+    stage = 0 if context.last_checkpoint is None else int(context.last_checkpoint["stage"])
+    if stage == 0:
+        context.progress(0.5, "half of it")
+        context.checkpoint_blocking({"stage": 1})
+        raise Retry("from here on", after=0)
+    return Done(said=f"from stage {stage}", number=stage)

@@ -147,8 +147,8 @@ class DatabaseServer:
 
 
 _STATE = (
-    "commands", "task_types", "tasks", "task_inputs", "attempts", "reservations", "nodes",
-    "incarnations", "receipts", "renewals", "intake", "intake_roles", "log", "profiles",
+    "commands", "task_types", "tasks", "task_inputs", "task_progress", "attempts", "reservations",
+    "nodes", "incarnations", "receipts", "renewals", "intake", "intake_roles", "log", "profiles",
     "executables", "fact_changes", "erasures",
 )  # fmt: skip
 

@@ -14,7 +14,7 @@ from tenure.cli.connection import open_client
 from tenure.cli.exits import CommandError, UsageError
 from tenure.cli.instants import read_instant, read_past
 from tenure.cli.output import Output, ago, print_fields, print_json, print_table
-from tenure.cli.receipts import held_to
+from tenure.cli.progress import held_to, progress_of
 from tenure.cli.why import TaskIdWord, sentence
 from tenure.contract.codec import parse_json
 from tenure.contract.errors import InvalidPayload
@@ -436,6 +436,7 @@ def _print_view(view: TaskView, because: str) -> None:
             ("profile", view.profile_digest),
             ("failures", f"{view.failures} of at most {view.max_attempts}"),
             ("losses", view.losses or None),
+            ("progress", progress_of(view.progress)),
         ]
     )
     if view.attempt_list:

@@ -336,6 +336,9 @@ class ReportReply(Frozen):
         description="attempts of the task were lost: run it alone, in a process of its own",
     )
     input: Any = Field(default=None, description="with accept and take")
+    checkpoint: Any = Field(
+        default=None, description="what an earlier attempt saved last; with these too"
+    )
     scope: Scope | None = Field(default=None, description="what the lease permits; with these too")
     task_type: str | None = None
     receipt_id: str | None = None

@@ -8,6 +8,7 @@ from pydantic import AwareDatetime, Field
 from tenure.contract.codes import Code
 from tenure.contract.ids import TASK_TYPE_PATTERN
 from tenure.contract.isolation import Enforcement
+from tenure.contract.progress import ProgressView
 from tenure.contract.reports import Frozen, NodeFacts, Resources
 from tenure.contract.states import AttemptState, Phase, TaskState
 
@@ -217,6 +218,9 @@ class TaskView(TaskSummary):
     retry_of: str | None = Field(description="the ended task that this one does again")
     retried_by: str | None = Field(description="the task that does this ended one again")
     ended_at: datetime | None
+    progress: ProgressView | None = Field(
+        default=None, description="null: no attempt has said anything of it"
+    )
     input: Any
     output: Any = Field(description="of the delivered attempt; null before")
     attempt_list: tuple[AttemptView, ...]

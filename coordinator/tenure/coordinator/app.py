@@ -32,6 +32,7 @@ from tenure.coordinator.api.operators import Operators
 from tenure.coordinator.api.parking import ParkingControl
 from tenure.coordinator.api.problems import NEXT_STEP
 from tenure.coordinator.api.programs import Programs
+from tenure.coordinator.api.progress import ProgressOfAttempts
 from tenure.coordinator.api.replays import ReplayControl
 from tenure.coordinator.api.retention import RetentionPolicy
 from tenure.coordinator.api.routes import Handlers, application, endpoints
@@ -58,6 +59,7 @@ from tenure.coordinator.store.flow import Flow
 from tenure.coordinator.store.limits import StatedLimits
 from tenure.coordinator.store.parking import ParkedRows
 from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError, open_pool
+from tenure.coordinator.store.progress import ProgressStore
 from tenure.coordinator.store.reading import PoolReader
 from tenure.coordinator.store.reads import Reads
 from tenure.coordinator.store.replay import Replays
@@ -177,7 +179,7 @@ class Coordinator:
             "retention": self._retention,
         }
         self._http = HttpServer(
-            self._application(people, reads, node_reads),
+            self._application(people, reads, self._reader(nodes), node_reads),
             listener,
             drain_seconds=settings.drain_seconds,
         )
@@ -235,7 +237,9 @@ class Coordinator:
     def _reader(self, pool: Pool) -> PoolReader:
         return PoolReader(pool, deadline_seconds=self._settings.request_deadline_seconds)
 
-    def _application(self, people: Pool, reads: Reads, node_reads: Reads) -> Any:
+    def _application(
+        self, people: Pool, reads: Reads, node_reader: PoolReader, node_reads: Reads
+    ) -> Any:
         settings = self._settings
         scheduling = SchedulingReads(self._reader(people))
         handlers = Handlers(
@@ -253,6 +257,7 @@ class Coordinator:
                 name_prefix=settings.name_prefix,
                 payload_limit_bytes=settings.payload_limit_bytes,
             ),
+            progress=ProgressOfAttempts(ProgressStore(node_reader)),
             operators=Operators(reads),
             leases=Leases(reads, self._authority),
             scheduling=Scheduling(

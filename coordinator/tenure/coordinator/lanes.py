@@ -111,6 +111,7 @@ class Entry:
     snapshot: tuple[Snapshot, int] | None = None
     input_text: str | None = None
     scope_text: str | None = None
+    checkpoint_text: str | None = None
     task_type: str | None = None
     answer: Outcome | Unavailable | None = None
 
@@ -381,7 +382,8 @@ class Lane:
         for number, (entry, snapshot) in enumerate(zip(missing, loaded.snapshots, strict=True)):
             entry.snapshot = (snapshot, loaded.now)
             if loaded.inputs:
-                entry.input_text, entry.scope_text = loaded.inputs[number]
+                given = loaded.inputs[number]
+                entry.input_text, entry.scope_text, entry.checkpoint_text = given
 
     async def _refuse_unconfirmed(self, entries: Sequence[Entry], now: int) -> None:
         """Nothing is applied. What the callers present is kept for the recovery all the same."""
@@ -407,6 +409,7 @@ class Lane:
                 replayed=replayed,
                 input_text=entry.input_text,
                 scope_text=entry.scope_text,
+                checkpoint_text=entry.checkpoint_text,
                 task_type=entry.task_type,
             )
         )

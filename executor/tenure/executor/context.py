@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from tenure.contract.ids import AttemptId, FencingToken, TaskId
 from tenure.contract.scope import UNLIMITED, Scope
@@ -17,11 +17,25 @@ from tenure.executor.side_effects import SideEffect, SideEffects
 ResourcesT = TypeVar("ResourcesT")
 
 
+class Recorder(Protocol):
+    """Whom an attempt tells how far it is. Every method is safe for threads."""
+
+    def note(self, lease: Lease, fraction: float | None, message: str | None) -> None:
+        """It is so far; told some time soon."""
+
+    async def save(self, lease: Lease, data: Any) -> None:
+        """Save a checkpoint; on the event loop."""
+
+    def save_from_thread(self, lease: Lease, data: Any) -> None:
+        """The same, and wait; not on the event loop."""
+
+
 class Context(Generic[ResourcesT]):
     """Identity, authority and resources of one attempt; passed to its handler.
 
     ``resources`` is what the executor's lifespan yielded (None without one). ``ordinal`` is the
-    attempt's number within the task, from 1, where the coordinator said it.
+    attempt's number within the task, from 1, where the coordinator said it. ``last_checkpoint`` is
+    what an attempt of the task saved last, this one before it was called excluded; None: nothing.
     """
 
     def __init__(
@@ -33,8 +47,12 @@ class Context(Generic[ResourcesT]):
         ordinal: int | None = None,
         scope: Scope = UNLIMITED,
         input: Mapping[str, Any] | None = None,
+        last_checkpoint: Any = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """``input`` is the task's, which the patterns of ``scope`` may name fields of."""
+        self._recorder = recorder
+        self.last_checkpoint = last_checkpoint
         self._lease = lease
         self._cancelled = threading.Event()
         self._effects = SideEffects()
@@ -110,6 +128,29 @@ class Context(Generic[ResourcesT]):
     def side_effects(self) -> tuple[SideEffect, ...]:
         """The effects that this attempt has begun, in order, and how far each came."""
         return self._effects.begun()
+
+    def progress(self, fraction: float | None = None, message: str | None = None) -> None:
+        """Say how far the work is: ``fraction`` of 1, and a word for people. Costs nothing: it is
+        told soon, the newest for all. From any thread."""
+        if self._recorder is not None:
+            self._recorder.note(self._lease, fraction, message)
+
+    async def checkpoint(self, data: Any) -> None:
+        """Save what the next attempt may go on from: any JSON but null, or a model; at most 64 KiB.
+        It is durable when this returns, and ``last_checkpoint`` of the next attempt.
+
+        For coroutines; in threads and processes call ``checkpoint_blocking``. Raises AuthorityOver
+        when the attempt may act no longer, InvalidPayload, CheckpointRefused.
+        """
+        self.check_authority()
+        if self._recorder is not None:
+            await self._recorder.save(self._lease, data)
+
+    def checkpoint_blocking(self, data: Any) -> None:
+        """``checkpoint`` for plain functions, in threads and processes. Raises as it does."""
+        self.check_authority()
+        if self._recorder is not None:
+            self._recorder.save_from_thread(self._lease, data)
 
     @property
     def cancelled(self) -> bool:

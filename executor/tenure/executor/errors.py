@@ -7,6 +7,7 @@ TenureError
     ├── Fail                      raised by a handler: do not try again
     ├── Retry                     raised by a handler: try again, later
     ├── RunEnded                  a handler's process was ended, or ended without an output
+    ├── CheckpointRefused         a checkpoint was not kept
     ├── OutOfScope                the lease does not permit this operation on this object
     ├── AuthorityError            this attempt may act no longer
     │   ├── AuthorityOver         its time is up, by this clock or by the receiver's
@@ -97,6 +98,12 @@ class RunEnded(ExecutorError):
         super().__init__(message, code=reason)
         self.reason = reason
         self.traceback = traceback
+
+
+class CheckpointRefused(ExecutorError):
+    """A checkpoint is none, or the coordinator cannot store it."""
+
+    code = "checkpoint_refused"
 
 
 class OutOfScope(ExecutorError):

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from tenure.contract.codes import Code
 from tenure.contract.ids import IncarnationId, NodeId, TaskId
 from tenure.contract.operations import Evidence, PresentedToken
+from tenure.contract.progress import ProgressReplies, ProgressReports
 from tenure.contract.reports import (
     Assignments,
     DrainRequest,
@@ -68,6 +69,13 @@ class Coordinator:
         """What the coordinator believes this incarnation has."""
         path = f"{_node(node_id)}/assignments?incarnation={incarnation}"
         return _read(await self._send("GET", path), Assignments)
+
+    async def tell_progress(self, node_id: NodeId, reports: ProgressReports) -> ProgressReplies:
+        """How far attempts are. Repeatable: saying the same again changes nothing."""
+        return _read(
+            await self._send("POST", f"{_node(node_id)}/progress", reports),
+            ProgressReplies,
+        )
 
     async def drain(self, node_id: NodeId, request: DrainRequest) -> None:
         """Nothing new for this incarnation; or its end."""

@@ -36,7 +36,7 @@ from tenure.contract.reports import (
 from tenure.contract.reports import Fail as Failed
 from tenure.contract.scope import UNLIMITED
 from tenure.executor.clock import Clock
-from tenure.executor.context import Context
+from tenure.executor.context import Context, Recorder
 from tenure.executor.core.intake import Assignment
 from tenure.executor.errors import (
     AuthorityError,
@@ -103,13 +103,16 @@ class Pipeline:
         metrics: ExecutorMetrics,
         authority_changed: Callable[[], None],
         sandbox: Sandbox | None = None,
+        recorder: Recorder | None = None,
         present_token: Callable[[TaskId, int], Awaitable[None]] = _to_nobody,
         faults: FaultPoints = NO_FAULTS,
     ) -> None:
-        """``sandbox``: for what runs in processes of its own, where something does.
-        ``present_token``: tell what a receiver has seen for a task. Never raises."""
+        """``sandbox``: for what runs in processes of its own, where something does. ``recorder``:
+        who is told of progress. ``present_token``: tell what a receiver has seen for a task. Never
+        raises."""
         self._present_token = present_token
         self._sandbox = sandbox
+        self._recorder = recorder
         self._reports = reports
         self._renewals = renewals
         self._resources = resources
@@ -207,6 +210,8 @@ class Pipeline:
             ordinal=assignment.ordinal,
             scope=reply.scope or UNLIMITED,
             input=reply.input if isinstance(reply.input, dict) else None,
+            last_checkpoint=reply.checkpoint,
+            recorder=self._recorder,
         )
         execution.raw_input = reply.input
         execution.suspect = reply.suspect

@@ -41,6 +41,7 @@ from tenure.executor.isolation.sandbox import Sandbox
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.executor.patience import Condition, jitter_seconds, retrying
 from tenure.executor.pipeline import Pipeline
+from tenure.executor.progress import ProgressStream
 from tenure.executor.reception import Reception
 from tenure.executor.renewals import Heard, Renewer
 from tenure.executor.reports import ReportStream
@@ -199,6 +200,12 @@ class Session:
             metrics=around.metrics,
             on_unknown_node=self._register_again.set,
         )
+        progress = ProgressStream(
+            around.coordinator,
+            node_id=self._node_id,
+            incarnation=self._incarnation,
+            condition=around.coordinator_condition,
+        )
         work = Work(
             around.handlers,
             slots=settings.slots,
@@ -239,6 +246,7 @@ class Session:
                 metrics=around.metrics,
                 authority_changed=work.look_again,
                 sandbox=around.sandbox,
+                recorder=progress,
                 present_token=around.coordinator.present_token,
                 faults=around.faults,
             )
@@ -267,6 +275,7 @@ class Session:
             asyncio.create_task(loop)
             for loop in (
                 reports.run(),
+                progress.run(),
                 work.watch(),
                 consumer.run(),
                 self._compare(reception),

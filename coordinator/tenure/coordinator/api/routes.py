@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 
 from tenure.contract.codes import Code
+from tenure.contract.progress import ProgressReplies, ProgressReports
 from tenure.contract.reports import (
     Assignments,
     DrainRequest,
@@ -68,6 +69,7 @@ from tenure.coordinator.api.operators import IntakeQuery, Operators
 from tenure.coordinator.api.parking import ParkingControl, parking_endpoints
 from tenure.coordinator.api.problems import response_of
 from tenure.coordinator.api.programs import Programs
+from tenure.coordinator.api.progress import ProgressOfAttempts
 from tenure.coordinator.api.replays import ReplayControl, replay_endpoints
 from tenure.coordinator.api.retention import RetentionPolicy, retention_endpoints
 from tenure.coordinator.api.scheduling import Scheduling
@@ -85,6 +87,7 @@ class Handlers:
 
     applications: Applications
     executors: Executors
+    progress: ProgressOfAttempts
     operators: Operators
     leases: Leases
     scheduling: Scheduling
@@ -196,6 +199,29 @@ def endpoints(
                 Code.WRONG_STATE,
                 Code.UNKNOWN_ATTEMPT,
                 Code.NODE_GONE,
+            ),
+        ),
+        Endpoint(
+            "POST",
+            "/v1/nodes/{node_id}/progress",
+            "progress",
+            "Say how far attempts are, and save what the next one may go on from",
+            EXECUTORS,
+            handlers.progress.record,
+            ProgressReplies,
+            body=ProgressReports,
+            body_size=Size.BATCH,
+            gate=executor_gate,
+            codes=(
+                Code.UNKNOWN_NODE,
+                Code.UNKNOWN_ATTEMPT,
+                Code.WRONG_NODE,
+                Code.STALE_TOKEN,
+                Code.NOT_CURRENT,
+                Code.WRONG_STATE,
+                Code.LEASE_EXPIRED,
+                Code.AUTHORITY_UNCONFIRMED,
+                Code.INVALID_CHARACTER,
             ),
         ),
         Endpoint(

@@ -254,6 +254,7 @@ def report_reply(report_id: str, outcome: decisions.Outcome) -> ReportReply:
         cancel_requested=reply.cancel_requested,
         suspect=reply.suspect,
         input=None if outcome.input_text is None else from_json(outcome.input_text),
+        checkpoint=None if outcome.checkpoint_text is None else from_json(outcome.checkpoint_text),
         scope=None if outcome.scope_text is None else _scope(outcome.scope_text),
         task_type=outcome.task_type,
         receipt_id=reply.receipt_id,

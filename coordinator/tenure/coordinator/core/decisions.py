@@ -337,4 +337,5 @@ class Outcome:
     replayed: bool = False
     input_text: str | None = None  # with accept and take
     scope_text: str | None = None  # with these too
+    checkpoint_text: str | None = None  # and of an earlier attempt
     task_type: str | None = None

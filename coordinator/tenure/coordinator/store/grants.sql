@@ -10,7 +10,7 @@ grant usage on schema tenure to :"coordinator", :"relay";
 
 grant select on
     tenure.schema_migrations, tenure.authority, tenure.commands, tenure.task_types, tenure.tasks,
-    tenure.task_inputs, tenure.attempts, tenure.reservations, tenure.nodes, tenure.incarnations,
+    tenure.task_inputs, tenure.task_progress, tenure.attempts, tenure.reservations, tenure.nodes, tenure.incarnations,
     tenure.receipts, tenure.renewals, tenure.policies,
     tenure.authority_epochs, tenure.health_reviews, tenure.intake, tenure.log,
     tenure.log_default,
@@ -46,6 +46,8 @@ to :"coordinator";
 grant execute on function
     tenure.confirmed_epoch(),
     tenure.redispatch(uuid[], interval),
+    tenure.record_progress(
+        text, text, uuid, uuid[], uuid[], bigint[], double precision[], text[], text[]),
     tenure.retry_intake(text, text, text, integer),
     tenure.set_policy(
         integer, bigint, bigint, bigint, bigint, bigint, bigint, text, text, text),

@@ -55,6 +55,10 @@ from tenure.coordinator.store.rows import (
 _QUERIES: Final = named_queries.load("load.sql")
 
 
+Given: TypeAlias = tuple[str | None, str | None, str | None]
+"""What goes with an attempt: input, scope of the lease, checkpoint of an earlier attempt."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """Snapshots in the order of the commands. ``confirmed`` is False when the running server is not
@@ -63,7 +67,7 @@ class Loaded:
     now: int
     confirmed: bool
     snapshots: tuple[Snapshot, ...]
-    inputs: tuple[tuple[str | None, str | None], ...] = ()  # with the scope of the lease
+    inputs: tuple[Given, ...] = ()
 
 
 AboutTask: TypeAlias = (
@@ -112,7 +116,7 @@ async def load_attempts(asked: Asked, commands: Sequence[AboutTask]) -> Loaded:
             )
             for record in records
         ],
-        tuple((record["input"], record["scope"]) for record in records),
+        tuple((record["input"], record["scope"], record["checkpoint"]) for record in records),
     )
 
 
@@ -253,7 +257,7 @@ async def load_nodes(asked: Asked, commands: Sequence[AboutNode]) -> Loaded:
 def _loaded(
     records: Sequence[Record],
     snapshots: Sequence[Snapshot],
-    inputs: tuple[tuple[str | None, str | None], ...] = (),
+    inputs: tuple[Given, ...] = (),
 ) -> Loaded:
     return Loaded(
         now=to_microseconds(records[0]["clock"]),

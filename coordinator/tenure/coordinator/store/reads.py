@@ -24,6 +24,7 @@ from tenure.contract.operations import (
     ReviewList,
     ReviewView,
 )
+from tenure.contract.progress import ProgressView
 from tenure.contract.reports import Assignment, Resources
 from tenure.contract.states import (
     EntityType,
@@ -113,6 +114,9 @@ class Reads:
             output=views.parsed(row["output"]),
             attempt_list=_ATTEMPTS.validate_json(row["attempt_list"]),
             receipts=_RECEIPTS.validate_json(row["receipts"]),
+            progress=None
+            if row["progress"] is None
+            else ProgressView.model_validate_json(row["progress"]),
             erasure=None if row["erasure"] is None else Erasure.model_validate_json(row["erasure"]),
             timeline=timeline,
             # Events go oldest first: where the first one is, all are.

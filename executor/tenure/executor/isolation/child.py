@@ -9,10 +9,12 @@ import errno
 import importlib
 import json
 import os
+import queue
 import signal
 import socket
 import threading
 import traceback
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from pydantic import BaseModel
@@ -23,10 +25,19 @@ from tenure.contract.ids import AttemptId, FencingToken, TaskId
 from tenure.contract.scope import Scope
 from tenure.executor.app import Executor
 from tenure.executor.context import Context
-from tenure.executor.errors import AuthorityError, Fail, OutOfScope, Retry, StaleToken
+from tenure.executor.errors import (
+    AuthorityError,
+    AuthorityOver,
+    CheckpointRefused,
+    Fail,
+    OutOfScope,
+    Retry,
+    StaleToken,
+)
 from tenure.executor.handlers import call
 from tenure.executor.isolation.shared import Cell, SharedLease
 from tenure.executor.lease import Lease
+from tenure.executor.progress import checkpoint_value
 
 _POLL_SECONDS: Final = 0.05
 _TRACEBACK_CHARACTERS: Final = 20_000
@@ -35,9 +46,8 @@ _TRACEBACK_CHARACTERS: Final = 20_000
 class ProcessContext(Context[Any]):
     """As in the executor. ``resources`` is what this process has opened itself, if anything."""
 
-    def __init__(
-        self, cell: Cell, lease: SharedLease, request: dict[str, Any], resources: object = None
-    ) -> None:
+    def __init__(self, parts: "Parts", request: dict[str, Any], resources: object = None) -> None:
+        cell, lease = parts.cell, parts.lease
         super().__init__(
             lease=cast(Lease, lease),
             task_type=request["task_type"],
@@ -45,6 +55,8 @@ class ProcessContext(Context[Any]):
             ordinal=request["ordinal"],
             scope=Scope.model_validate(request["scope"]),
             input=request["input"],
+            last_checkpoint=request["last_checkpoint"],
+            recorder=parts.channel,
         )
         self._cell = cell
         threading.Thread(target=self._listen, name="tenure-stop", daemon=True).start()
@@ -55,13 +67,67 @@ class ProcessContext(Context[Any]):
         self.ask_to_end()
 
 
+class Channel:
+    """What is said to the executor while the handler runs; each checkpoint is answered."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._file = connection.makefile("rb")
+        self._lock = threading.Lock()
+        self._saving = threading.Lock()
+        self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    def request(self) -> dict[str, Any]:
+        """What to do; from then on answers are taken in, until the executor is gone."""
+        request: dict[str, Any] = json.loads(self._file.readline())
+        threading.Thread(target=self._listen, name="tenure-channel", daemon=True).start()
+        return request
+
+    def say(self, line: bytes) -> None:
+        """One line. From any thread."""
+        with self._lock:
+            self._connection.sendall(line + b"\n")
+
+    def note(self, lease: Lease, fraction: float | None, message: str | None) -> None:
+        """The work is so far."""
+        self.say(to_json({"kind": "progress", "fraction": fraction, "message": message}))
+
+    async def save(self, lease: Lease, data: Any) -> None:
+        """Save a checkpoint. Raises as the executor's does."""
+        await asyncio.to_thread(self.save_from_thread, lease, data)
+
+    def save_from_thread(self, lease: Lease, data: Any) -> None:
+        """The same, and wait."""
+        with self._saving:
+            self.say(to_json({"kind": "checkpoint", "data": checkpoint_value(data)}))
+            answer = self._answers.get()
+        match answer["kind"]:
+            case "authority_over":
+                raise AuthorityOver(answer["message"])
+            case "refused":
+                raise CheckpointRefused(answer["message"])
+
+    def _listen(self) -> None:
+        for line in self._file:
+            self._answers.put(json.loads(line))
+        os.killpg(0, signal.SIGKILL)  # the executor is gone
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What belongs to the attempt in this process."""
+
+    cell: Cell
+    lease: SharedLease
+    channel: Channel
+
+
 def main() -> None:
     """One request, one answer."""
-    channel, memory = (int(each) for each in os.environ.pop("TENURE_CHANNEL").split(","))
-    with socket.socket(fileno=channel) as connection:
-        file = connection.makefile("rb")
-        request: dict[str, Any] = json.loads(file.readline())
-        threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+    descriptor, memory = (int(each) for each in os.environ.pop("TENURE_CHANNEL").split(","))
+    with socket.socket(fileno=descriptor) as connection:
+        channel = Channel(connection)
+        request = channel.request()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is told by its context, then killed
         cell = Cell(memory)
         lease = SharedLease(
@@ -71,18 +137,18 @@ def main() -> None:
             fencing_token=FencingToken(request["fencing_token"]),
             tolerance_seconds=request["tolerance_seconds"],
         )
-        connection.sendall(_run(request, cell, lease) + b"\n")
+        channel.say(_run(request, Parts(cell, lease, channel)))
 
 
-def _run(request: dict[str, Any], cell: Cell, lease: SharedLease) -> bytes:
+def _run(request: dict[str, Any], parts: Parts) -> bytes:
     """The answer, whatever happens in the handler."""
     try:
         if request["application"] is None:
             output = _found(request["handler"])(
-                _input(_found(request["input_type"]), request), ProcessContext(cell, lease, request)
+                _input(_found(request["input_type"]), request), ProcessContext(parts, request)
             )
         else:
-            output = asyncio.run(_run_alone(_found(request["application"]), request, cell, lease))
+            output = asyncio.run(_run_alone(_found(request["application"]), request, parts))
         return to_json({"kind": "output", "output": output})
     except Fail as error:
         return to_json({"kind": "fail", "reason": error.reason, "message": error.message})
@@ -107,14 +173,12 @@ def _run(request: dict[str, Any], cell: Cell, lease: SharedLease) -> bytes:
         return _failed(Reason.HANDLER_FAILED, f"{type(error).__name__}: {error}")
 
 
-async def _run_alone(
-    app: Executor, request: dict[str, Any], cell: Cell, lease: SharedLease
-) -> object:
+async def _run_alone(app: Executor, request: dict[str, Any], parts: Parts) -> object:
     """A handler that is declared to run in the executor, with resources of its own. The fences of
     its guards were raised by the executor."""
     declaration = app.handlers[request["task_type"]]
     async with app.open_resources() as resources:
-        context = ProcessContext(cell, lease, request, resources)
+        context = ProcessContext(parts, request, resources)
         handler = asyncio.ensure_future(
             call(declaration, _input(declaration.task_type.input, request), context)
         )
@@ -148,12 +212,6 @@ def _found(reference: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part)
     return found
-
-
-def _end_with(connection: socket.socket) -> None:
-    """The executor says nothing more on the channel: what comes is its end."""
-    if not connection.recv(1):
-        os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 
 from tenure.contract.codes import Reason
+from tenure.contract.errors import TenureError
 from tenure.contract.isolation import Enforcement
 from tenure.executor.context import Context
 from tenure.executor.declare import CommandResult, HandlerDeclaration
@@ -114,7 +115,7 @@ class Sandbox:
                     line = b""
                     try:
                         writer.write(self._request(declaration, input, context, lease) + b"\n")
-                        line = await reader.readline()
+                        line = await _last_line(reader, writer, context)
                     except ConnectionError:
                         pass  # it has ended
                     except ValueError as error:
@@ -151,6 +152,7 @@ class Sandbox:
                 "tolerance_seconds": lease.tolerance_seconds,
                 "ordinal": context.ordinal,
                 "scope": context.scope.granted,
+                "last_checkpoint": context.last_checkpoint,
             }
         )
 
@@ -212,6 +214,31 @@ def _copy(lease: Lease, cell: Cell) -> None:
         expires_at=lease.expires_at,
         ended=lease.ended is not None,
     )
+
+
+async def _last_line(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: Context[Any]
+) -> bytes:
+    """The answer; until it comes, what the handler says of its progress is passed on."""
+    while line := await reader.readline():
+        said: dict[str, Any] = json.loads(line)
+        if said["kind"] == "progress":
+            context.progress(said["fraction"], said["message"])
+        elif said["kind"] == "checkpoint":
+            writer.write(to_json(await _saved(context, said["data"])) + b"\n")
+        else:
+            return line
+    return b""
+
+
+async def _saved(context: Context[Any], data: Any) -> dict[str, str]:
+    try:
+        await context.checkpoint(data)
+    except AuthorityOver as error:
+        return {"kind": "authority_over", "message": error.message}
+    except TenureError as error:
+        return {"kind": "refused", "message": error.message}
+    return {"kind": "saved"}
 
 
 def _is_the_applications(name: str) -> bool:

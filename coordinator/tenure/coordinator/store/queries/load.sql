@@ -18,7 +18,8 @@ select
     a.expires_at, a.decided_at as attempt_decided_at,
     e.receipt_id, e.admitted, e.code, e.admitted_at, e.state_version,
     e.generation as receipt_generation, e.content_digest,
-    p.input, case when i.with_input then a.scope::text end as scope
+    p.input, case when i.with_input then a.scope::text end as scope,
+    g.checkpoint::text as checkpoint
 from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::bytea[], $5::boolean[]) with ordinality
     as i (command_id, task_id, attempt_id, content_digest, with_input, ord)
 left join tenure.commands c on c.command_id = i.command_id
@@ -26,6 +27,7 @@ left join tenure.tasks t on t.task_id = i.task_id
 left join tenure.attempts a on a.attempt_id = coalesce(i.attempt_id, t.current_attempt_id)
 left join tenure.receipts e on e.attempt_id = a.attempt_id and e.content_digest = i.content_digest
 left join tenure.task_inputs p on p.task_id = t.task_id and i.with_input
+left join tenure.task_progress g on g.task_id = t.task_id and i.with_input
 order by i.ord;
 
 -- name: frozen_profiles

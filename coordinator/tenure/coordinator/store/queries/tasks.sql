@@ -24,6 +24,11 @@ select
         where task_id = t.task_id
     ) e) as erasure,
     r.output::text as output,
+    (select to_json(g)::text from (
+        select fencing_token, fraction, message, at, checkpoint, checkpoint_fencing_token,
+            checkpoint_at
+        from tenure.task_progress where task_id = t.task_id
+    ) g) as progress,
     (
         select coalesce(json_agg(a order by a.ordinal), '[]')::text
         from (

@@ -247,6 +247,8 @@ cross join lateral (
     union all
     select 'an input', i.tenant from tenure.task_inputs i where i.task_id = t.task_id
     union all
+    select 'progress', g.tenant from tenure.task_progress g where g.task_id = t.task_id
+    union all
     select 'event ' || l.event_id, l.tenant from tenure.log l where l.order_key = t.task_id
 ) o
 where t.task_id > $1 and t.task_id <= $2 and o.tenant <> t.tenant
@@ -261,11 +263,13 @@ where t.task_id > $1 and t.task_id <= $2 and not exists (
 -- name: erased-tasks-keep-nothing
 select 'task ' || t.task_id as subject, 'was erased and still has ' || concat_ws(', ',
     case when i.task_id is not null then 'an input' end,
+    case when g.task_id is not null then 'progress' end,
     case when r.outputs > 0 then r.outputs || ' outputs' end,
     case when m.messages > 0 then m.messages || ' messages' end) as detail
 from tenure.tasks t
 join tenure.erasures e on e.task_id = t.task_id
 left join tenure.task_inputs i on i.task_id = t.task_id
+left join tenure.task_progress g on g.task_id = t.task_id
 cross join lateral (
     select count(*) as outputs from tenure.receipts c
     where c.task_id = t.task_id and c.output is not null
@@ -275,7 +279,7 @@ cross join lateral (
     from tenure.attempts a where a.task_id = t.task_id
 ) m
 where t.task_id > $1 and t.task_id <= $2
-  and (t.ended_at is null or i.task_id is not null or r.outputs > 0 or m.messages > 0)
+  and (t.ended_at is null or i.task_id is not null or g.task_id is not null or r.outputs > 0 or m.messages > 0)
 
 -- name: repetitions-are-of-ended-tasks
 select 'task ' || t.task_id as subject,

@@ -1,6 +1,8 @@
-"""What people read of the limits that an output was made under."""
+"""What people read of what attempts say of themselves: their limits, and how far they are."""
 
+from tenure.cli.output import ago
 from tenure.contract.isolation import Enforcement
+from tenure.contract.progress import ProgressView
 
 
 def held_to(enforced: Enforcement | None) -> str | None:
@@ -26,3 +28,17 @@ def held_to(enforced: Enforcement | None) -> str | None:
         said.append("cgroup")
     said += [f"not: {note}" for note in enforced.not_enforced]
     return ", ".join(said)
+
+
+def progress_of(progress: ProgressView | None) -> str | None:
+    """How far the work is, on one line; None where nobody has said."""
+    if progress is None:
+        return None
+    said = []
+    if progress.fraction is not None:
+        said.append(f"{progress.fraction:.0%}")
+    if progress.message:
+        said.append(progress.message)
+    if progress.checkpoint_at is not None:
+        said.append(f"checkpoint {ago(progress.checkpoint_at)}")
+    return f"{', '.join(said)}, said {ago(progress.at)}"
