@@ -10,7 +10,8 @@ from tenure.contract.errors import TenureError
 if TYPE_CHECKING:
     from tenure.coordinator.broker_inspection import BrokerFacts
     from tenure.coordinator.config import TokenEntry
-    from tenure.coordinator.store.inspection import DatabaseFacts, Service
+    from tenure.coordinator.store.inspection import Clock, DatabaseFacts, Service
+    from tenure.executor.guards.sql_inspection import DownstreamFacts
 
 DISK_WARN_BYTES: Final = 2**30
 DISK_FAIL_BYTES: Final = 100 * 2**20
@@ -192,6 +193,47 @@ def _judge_clock(facts: "DatabaseFacts", tolerance_seconds: float) -> Finding:
     if certain > tolerance_seconds:
         return warn("clock", says, step)
     return ok("clock", says)
+
+
+def judge_downstream(
+    facts: "DownstreamFacts", authority: "Clock | None", tolerance_seconds: float
+) -> Iterator[Finding]:
+    """About a guarded database. ``authority`` is the clock that leases end by, where it could be
+    read: both against this machine's."""
+    check = f"downstream {facts.name}"
+    if facts.lacking:
+        yield fail(
+            check,
+            f"{facts.user_name} has no use of {', '.join(facts.lacking)}",
+            "Let its owner run what `tenure guard sql --print --role ACCOUNT` prints.",
+        )
+    elif facts.writable:
+        yield warn(
+            check,
+            f"{facts.user_name} may write to {', '.join(facts.writable)} by itself",
+            "Give executors a login of their own, which may only call the guard.",
+        )
+    elif not facts.ends_transactions:
+        yield ok(
+            check,
+            f"PostgreSQL {facts.server_version}: each statement and each pause is limited, and the"
+            " commit is judged; from 17 on the transaction as a whole is limited",
+        )
+    else:
+        yield ok(check, f"PostgreSQL {facts.server_version}, guarded")
+    ahead = facts.ahead_seconds - (authority.ahead_seconds if authority else 0.0)
+    uncertainty = facts.uncertainty_seconds + (authority.uncertainty_seconds if authority else 0.0)
+    side = "ahead of" if ahead > 0 else "behind"
+    other = "the authority's" if authority else "this machine's"
+    says = f"{abs(ahead):.3f} s {side} {other}, give or take {uncertainty:.3f} s"
+    step = (
+        "Keep both clocks right with NTP: a downstream that is ahead refuses leases that are good,"
+        " one that is behind takes writes after their end."
+    )
+    if abs(ahead) - uncertainty > tolerance_seconds:
+        yield fail(f"{check} clock", says, step)
+    else:
+        yield ok(f"{check} clock", says)
 
 
 def judge_broker(facts: "BrokerFacts", name_prefix: str) -> Iterator[Finding]:

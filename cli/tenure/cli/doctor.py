@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 from urllib.parse import parse_qsl, urlsplit
 
 from cyclopts import Parameter
@@ -19,6 +19,7 @@ from tenure.cli.checkup import (
     judge_broker,
     judge_database,
     judge_disk,
+    judge_downstream,
     judge_tokens,
     ok,
     warn,
@@ -28,12 +29,14 @@ from tenure.cli.connection import CONNECTION_FILE, read_connection_file, state_d
 from tenure.cli.exits import Exit, needs
 from tenure.cli.output import Output, print_json
 from tenure.cli.settings import Config, given, is_incomplete, model_of, read
+from tenure.cli.told import told
 from tenure.contract.codes import Code
 from tenure.contract.errors import TenureError
 from tenure.contract.topology import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
     from tenure.coordinator.config import CoordinatorSettings
+    from tenure.coordinator.store.inspection import Clock
     from tenure.executor.config import ExecutorSettings
     from tenure.relay.config import RelaySettings
     from tenure.settings.process import DatabaseSettings
@@ -52,6 +55,16 @@ def doctor(
     ] = None,
     /,
     *,
+    downstream: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="A guarded database, as executors log in to it, or @FILE: its guard, and its clock"
+            " against the authority's. May be given several times."
+        ),
+    ] = (),
+    guard_schema: Annotated[
+        str, Parameter(help="Schema of the guard in these databases.")
+    ] = "public",
     config: Config = None,
     output: Output = "table",
 ) -> None:
@@ -61,7 +74,8 @@ def doctor(
     """
     for name in ("aio_pika", "aiormq"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # the report says it
-    found = asyncio.run(_examined(process, given(config=config)))
+    urls = [told("--downstream", each) for each in downstream]
+    found = asyncio.run(_all_examined(process, given(config=config), urls, guard_schema))
     if output == "json":
         print_json(
             [
@@ -86,6 +100,48 @@ def _print(found: list[Finding]) -> None:
         print(f"{one.verdict:<4}  {one.check:<{width}}  {one.says}")
         if one.next_step:
             print(f"{'':<4}  {'':<{width}}  To do: {one.next_step}")
+
+
+async def _all_examined(
+    process: Patient | None, values: dict[str, Any], downstream: list[str], schema: str
+) -> list[Finding]:
+    """The process's servers, then the databases that its executors write to."""
+    found = await _examined(process, values)
+    if downstream:
+        with needs("sql"):
+            from tenure.executor.guards import sql_inspection
+        clock, tolerance_seconds = await _authority_clock(process, values)
+        for url in downstream:
+            try:
+                facts = await sql_inspection.inspect(url, schema=schema)
+            except TenureError as error:
+                found.append(failed(f"downstream {urlsplit(url).path.lstrip('/')}", error))
+            else:
+                found += judge_downstream(facts, clock, tolerance_seconds)
+    return found
+
+
+async def _authority_clock(
+    process: Patient | None, values: dict[str, Any]
+) -> tuple["Clock | None", float]:
+    """The clock that leases end by, where this command may ask for it, and the tolerance."""
+    tolerance_seconds = _DEFAULT_TOLERANCE_SECONDS
+    if process is None and _is_local(values):
+        url = str(read_connection_file(state_directory() / CONNECTION_FILE)["database_url"])
+    elif process in (None, "coordinator"):
+        try:
+            settings = cast("CoordinatorSettings", read("coordinator", values)[0])
+        except TenureError:
+            return None, tolerance_seconds  # which has been said
+        url, tolerance_seconds = settings.database_url.current(), settings.clock_tolerance_seconds
+    else:
+        return None, tolerance_seconds
+    from tenure.coordinator.store import inspection
+
+    try:
+        return (await inspection.inspect(url, "coordinator")).clock, tolerance_seconds
+    except TenureError:
+        return None, tolerance_seconds  # which has been said
 
 
 async def _examined(process: Patient | None, values: dict[str, Any]) -> list[Finding]:

@@ -1,15 +1,31 @@
 """``tenure guard …``: what the systems that executors write to need, to refuse stale work."""
 
-from typing import Annotated
+import asyncio
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import App, Parameter
 
-from tenure.cli.exits import UsageError
+from tenure.cli.exits import Exit, UsageError, needs
+from tenure.cli.instants import read_length
+from tenure.cli.output import Output, print_json, print_table
+from tenure.cli.told import told
 from tenure.executor.guards.http_tables import tables
 from tenure.executor.guards.payment_table import table
 from tenure.executor.guards.sql_install import install_statements
 
-app = App(name="guard", help="What guarded databases need.")
+if TYPE_CHECKING:
+    from tenure.executor.guards.conformance import Outcome
+
+app = App(
+    name="guard", help="What guarded receivers need, and whether they refuse what they should."
+)
+check = App(name="check", help="Play what goes wrong against a receiver: does it refuse?")
+app.command(check)
+
+SHORTEST_RETENTION: Final = timedelta(days=1)
 
 
 @app.command
@@ -78,3 +94,169 @@ def payment(
         print(table(schema=schema, roles=role), end="")
     except ValueError as error:
         raise UsageError(f"{error}.") from error
+
+
+@check.command(name="sql")
+def check_sql(
+    url: Annotated[
+        str, Parameter(help="The downstream database, as executors log in to it, or @FILE.")
+    ],
+    /,
+    *,
+    schema: Annotated[str, Parameter(help="Schema of the guard's tables.")] = "public",
+    output: Output = "table",
+) -> None:
+    """Check a guarded PostgreSQL. Leaves a few rows of tasks that nobody knows.
+
+    Exit code 1 when it does not refuse what it should.
+    """
+    with needs("sql"):
+        from tenure.executor.guards.conformance_sql import check_sql as checked
+    _report(asyncio.run(checked(told("URL", url), schema=schema)), output)
+
+
+@check.command(name="http")
+def check_http(
+    url: Annotated[str, Parameter(help="What the requests go to. It acts, so one for tests.")],
+    /,
+    *,
+    method: Annotated[str, Parameter(help="Their method.")] = "POST",
+    body: Annotated[str, Parameter(help="Their body, or @FILE.")] = "{}",
+    content_type: Annotated[str, Parameter(help="Their media type.")] = "application/json",
+    header: Annotated[
+        tuple[str, ...], Parameter(help="Another header, NAME: VALUE, or @FILE; several times.")
+    ] = (),
+    fence_url: Annotated[
+        str | None,
+        Parameter(help="Where fences are raised. [default: the middleware's path on that host]"),
+    ] = None,
+    output: Output = "table",
+) -> None:
+    """Check an HTTP receiver, whoever wrote its half.
+
+    Exit code 1 when it does not refuse what it should.
+    """
+    with needs("http"):
+        import httpx2
+
+        from tenure.executor.guards.conformance_http import Endpoint
+        from tenure.executor.guards.conformance_http import check_http as checked
+
+    headers = dict(_header(told("--header", each)) for each in header)
+
+    async def run() -> "list[Outcome]":
+        async with httpx2.AsyncClient(base_url=_origin(url), headers=headers) as client:
+            content = told("--body", body).encode()
+            return await checked(Endpoint(client, url, method, content, content_type, fence_url))
+
+    _report(asyncio.run(run()), output)
+
+
+@check.command(name="objects")
+def check_objects(
+    url: Annotated[
+        str,
+        Parameter(
+            help="file:///FOLDER, s3://BUCKET/PREFIX, gs://… or az://…, with keys and region in the"
+            " environment."
+        ),
+    ],
+    /,
+    *,
+    output: Output = "table",
+) -> None:
+    """Check an object store. What it writes is deleted again.
+
+    Exit code 1 when it does not refuse what it should.
+    """
+    with needs("objects"):
+        from tenure.executor.guards.conformance_objects import check_objects as checked
+        from tenure.executor.guards.objects import open_store
+    try:
+        store = open_store(url)
+    except ValueError as error:
+        raise UsageError(f"{error}.") from error
+    _report(asyncio.run(checked(store)), output)
+
+
+@app.command
+def prune(
+    database: Annotated[
+        str | None,
+        Parameter(help="The database, as the owner of the guard's tables logs in to it, or @FILE."),
+    ] = None,
+    /,
+    *,
+    older_than: Annotated[
+        str, Parameter(help="What was last touched so long ago goes: 30d. At least a day.")
+    ],
+    schema: Annotated[str, Parameter(help="Schema of the guard's tables.")] = "public",
+    sqlite: Annotated[
+        Path | None, Parameter(help="Instead of a database: the file of an HTTP receiver.")
+    ] = None,
+    output: Output = "table",
+) -> None:
+    """Remove what guards no longer need: fences, inbox rows, answered requests, settled payments.
+
+    An operation that is repeated after that is done again: keep them for longer than a task with
+    all its attempts lives. May run while everything runs.
+    """
+    age = read_length(older_than, "--older-than")
+    if age < SHORTEST_RETENTION:
+        raise UsageError(
+            "--older-than: at least a day.",
+            next_step="A task whose row has gone is done again by its next attempt.",
+        )
+    if (database is None) == (sqlite is None):
+        raise UsageError("name a database, or --sqlite FILE.")
+    if sqlite is not None:
+        if not sqlite.is_file():
+            raise UsageError(f"--sqlite: {sqlite} is no file.")
+        removed = {"requests and fences": asyncio.run(_prune_file(sqlite, age))}
+    else:
+        with needs("sql"):
+            from tenure.executor.guards import sql_prune
+        url = told("DATABASE", str(database))
+        removed = asyncio.run(sql_prune.prune(url, older_than=age, schema=schema))
+    if output == "json":
+        print_json(removed)
+    else:
+        print_table(("TABLE", "REMOVED"), list(removed.items()))
+
+
+async def _prune_file(file: Path, age: timedelta) -> int:
+    from tenure.executor.guards.http_store import SqliteRequests
+
+    store = SqliteRequests(file)
+    try:
+        return await store.prune(age.total_seconds())
+    finally:
+        store.close()
+
+
+def _report(outcomes: "list[Outcome]", output: str) -> None:
+    if output == "json":
+        print_json(
+            [{"check": one.check, "passed": one.passed, "says": one.says} for one in outcomes]
+        )
+    else:
+        print_table(
+            ("", "CHECK", "FOUND"),
+            [("ok" if one.passed else "fail", one.check, one.says) for one in outcomes],
+        )
+    if not all(one.passed for one in outcomes):
+        sys.exit(Exit.REFUSED)
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip():
+        raise UsageError(f"--header: {text!r} is not NAME: VALUE.")
+    return name.strip(), value.strip()
+
+
+def _origin(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    if scheme not in ("http", "https") or not separator or not rest:
+        raise UsageError(f"{url!r} is no http:// or https:// address.")
+    return f"{scheme}://{rest.partition('/')[0]}"

@@ -17,8 +17,8 @@ from tenure.cli.connection import (
     state_directory,
 )
 from tenure.cli.exits import Exit, UsageError, needs
+from tenure.cli.told import told
 from tenure.contract.topology import DEFAULT_PREFIX
-from tenure.settings.secrets import read_text
 
 if TYPE_CHECKING:
     from tenure.cli.local.given import GivenServers
@@ -70,8 +70,8 @@ def up(
         check_application(application)
     refuse_unknown_variables()
     servers = GivenServers(
-        database_url=_told("--database-url", database_url),
-        broker_url=_told("--broker-url", broker_url),
+        database_url=told("--database-url", database_url),
+        broker_url=told("--broker-url", broker_url),
         name_prefix=name_prefix,
     )
     names = _names(executor)
@@ -82,16 +82,6 @@ def up(
     code = asyncio.run(_up(state_directory(state_dir).absolute(), specs, servers, quiet))
     if code is not Exit.DONE:
         sys.exit(code)
-
-
-def _told(option: str, value: str | None) -> str | None:
-    """The value, or the content of the file that ``@FILE`` names: a command line is no secret."""
-    if value is None or not value.startswith("@"):
-        return value
-    try:
-        return read_text(Path(value[1:]))
-    except ValueError as error:
-        raise UsageError(f"{option} {value}: {error}.") from error
 
 
 async def _up(

@@ -17,6 +17,7 @@ from tenure.contract.topology import dead_letter_queue, events_exchange
 from tenure.coordinator.store.inspection import needed
 from tests.support.broker_users import broker_user
 from tests.support.coordinator import TOKENS, fleet
+from tests.support.downstream import downstream
 from tests.support.isolation import BrokerSpace, FreshDatabase
 from tests.support.pgbouncer import Pooler
 from tests.support.services import BrokerServer
@@ -41,9 +42,12 @@ class Doctor:
             directory=self._folder,
         )
 
-    async def findings(self, process: str, **settings: str) -> Mapping[str, Any]:
+    async def findings(
+        self, process: str, *, downstream: str = "", guard_schema: str = "public", **settings: str
+    ) -> Mapping[str, Any]:
         """The report by check; checks that the exit code says the same."""
-        code, output = await self.run("doctor", process, "-o", "json", **settings)
+        more = ["--downstream", downstream, "--guard-schema", guard_schema] if downstream else []
+        code, output = await self.run("doctor", process, "-o", "json", *more, **settings)
         found = {one["check"]: one for one in json.loads(output)}
         bad = any(one["verdict"] == "fail" for one in found.values())
         assert code == (Exit.SETUP if bad else Exit.DONE), output
@@ -209,3 +213,27 @@ async def test_what_a_service_needs_is_what_migrations_grant(
             assert {row[0] for row in found} == wanted
     finally:
         await connection.close()
+
+
+async def test_a_downstream_is_judged_by_its_guard_and_by_its_clock(
+    doctor: Doctor, empty_database: FreshDatabase
+) -> None:
+    name = f"downstream {empty_database.name}"
+    async with downstream(empty_database.admin_url) as receiver:
+        for url, verdict, says in (
+            (receiver.writer_url, "ok", "guarded"),
+            (empty_database.admin_url, "warn", "may write to tenure_fence, tenure_inbox by itself"),
+        ):
+            found = await doctor.findings("coordinator", downstream=url)
+            assert found[name]["verdict"] == verdict
+            assert says in found[name]["says"]
+            assert found[f"{name} clock"]["verdict"] == "ok"
+            assert "the authority's" in found[f"{name} clock"]["says"]
+        found = await doctor.findings(
+            "coordinator", downstream=receiver.writer_url, guard_schema="elsewhere"
+        )
+        assert found[name]["verdict"] == "fail"
+        assert "tenure guard sql --print" in found[name]["next_step"]
+    away = "postgresql://nobody@127.0.0.1:1/nowhere"
+    found = await doctor.findings("coordinator", downstream=away)
+    assert "guard_unavailable" in found["downstream nowhere"]["says"]

@@ -13,6 +13,7 @@ from tenure.cli.checkup import (
     judge_broker,
     judge_database,
     judge_disk,
+    judge_downstream,
     judge_tokens,
     worst,
 )
@@ -21,6 +22,7 @@ from tenure.coordinator.broker_inspection import BrokerFacts
 from tenure.coordinator.config import TokenEntry
 from tenure.coordinator.identities import Role
 from tenure.coordinator.store.inspection import Clock, DatabaseFacts, Pooling
+from tenure.executor.guards.sql_inspection import DownstreamFacts
 
 LIMITS = {"lock_timeout": 750, "statement_timeout": 1500, "transaction_timeout": 2000}
 GOOD = DatabaseFacts(
@@ -131,3 +133,46 @@ def test_a_disk_that_fills_up_is_said() -> None:
     assert judge_disk("d", DISK_WARN_BYTES).verdict is Verdict.OK
     assert judge_disk("d", DISK_WARN_BYTES - 1).verdict is Verdict.WARN
     assert judge_disk("d", DISK_FAIL_BYTES - 1).verdict is Verdict.FAIL
+
+
+DOWNSTREAM = DownstreamFacts(
+    name="ledger",
+    server_version="18.1",
+    version_number=180_001,
+    user_name="bookkeeper",
+    lacking=(),
+    writable=(),
+    ahead_seconds=0.0,
+    uncertainty_seconds=0.01,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "verdict", "says"),
+    [
+        ({}, "downstream ledger", "ok", "guarded"),
+        ({"lacking": ("tenure_guard",)}, "downstream ledger", "fail", "no use of tenure_guard"),
+        ({"writable": ("tenure_fence",)}, "downstream ledger", "warn", "by itself"),
+        ({"version_number": 150_000}, "downstream ledger", "ok", "from 17 on"),
+        ({"ahead_seconds": 5.0}, "downstream ledger clock", "ok", "0.000 s behind the authority's"),
+        ({"ahead_seconds": 3.0}, "downstream ledger clock", "fail", "2.000 s behind"),
+        ({"ahead_seconds": 6.05}, "downstream ledger clock", "ok", "ahead of"),
+        ({"ahead_seconds": 7.0}, "downstream ledger clock", "fail", "ahead of"),
+    ],
+)
+def test_a_downstream_is_compared_with_the_clock_that_leases_end_by(
+    changes: dict[str, object], check: str, verdict: str, says: str
+) -> None:
+    """Both are read against this machine's, which may be wrong itself."""
+    facts = replace(DOWNSTREAM, **changes)  # type: ignore[arg-type]  # see above
+    authority = Clock(facts.ahead_seconds if not changes else 5.0, 0.1)
+    found = {one.check: one for one in judge_downstream(facts, authority, 1.0)}
+    assert found[check].verdict == verdict
+    assert says in found[check].says
+    assert bool(found[check].next_step) is (verdict != "ok")
+
+
+def test_without_the_authoritys_clock_a_downstream_is_compared_with_this_machine() -> None:
+    _, clock = judge_downstream(replace(DOWNSTREAM, ahead_seconds=-2.0), None, 1.0)
+    assert clock.verdict == "fail"
+    assert "2.000 s behind this machine's" in clock.says

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.exceptions import PreconditionError as StorePreconditionError
+from obstore.store import LocalStore, from_url
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tenure.contract.ids import TaskId
@@ -139,19 +140,15 @@ class ObjectGuard:
     def _attempts_before(self, context: Context[Any], folder: str) -> list[int]:
         """The tokens of older attempts. Raises StaleToken when there is a later one."""
         own = f"{folder}/attempts/{_token(context.fencing_token)}"
-        _create(self._store, own, context.attempt_id.encode())  # first: of two, one sees the other
-        found = [
-            int(meta["path"].rpartition("/")[2])
-            for chunk in obstore.list(self._store, f"{folder}/attempts")
-            for meta in chunk
-        ]
+        create(self._store, own, context.attempt_id.encode())  # first: of two, one sees the other
+        found = [int(key.rpartition("/")[2]) for key in listed(self._store, f"{folder}/attempts")]
         if max(found) > context.fencing_token:
             raise _stale(context, max(found))
         return sorted(token for token in found if token < context.fencing_token)
 
     def _seal(self, context: Context[Any], key: str) -> None:
         """Whoever is there first has it: the older attempt's manifest, or this seal."""
-        _create(self._store, key, _dumped(Seal(sealed_by=context.fencing_token)))
+        create(self._store, key, _dumped(Seal(sealed_by=context.fencing_token)))
 
     @asynccontextmanager
     async def outputs(
@@ -216,12 +213,7 @@ class ObjectGuard:
         if keep is not None:
             kept = {keep.key, *(each.key for each in resolve_now(self._store, keep).entries)}
         with _reached():
-            found = [
-                meta["path"]
-                for chunk in obstore.list(self._store, self._folder(task_id))
-                for meta in chunk
-                if meta["path"] not in kept
-            ]
+            found = [key for key in listed(self._store, self._folder(task_id)) if key not in kept]
             for start in range(0, len(found), 1000):
                 obstore.delete(self._store, found[start : start + 1000])
         return len(found)
@@ -273,7 +265,7 @@ class Outputs:
         key = f"{self._folder}/data/{token}/{self._operation}/{_checked(name)}"
         entry = Entry(name=name, key=key, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
         with _reached():
-            if not _create(self._store, key, data) and _read(self._store, key) != data:
+            if not create(self._store, key, data) and _read(self._store, key) != data:
                 raise EffectConflict(f"{name!r} of {self._operation!r} is written twice.")
         self._entries[name] = entry
         return entry
@@ -291,13 +283,25 @@ class Outputs:
         key = f"{self._folder}/commits/{self._operation}/{_token(token)}"
         with _reached():
             # The key is there also where this very put was repeated after a lost answer.
-            stored = content if _create(self._store, key, content) else _read(self._store, key)
+            stored = content if create(self._store, key, content) else _read(self._store, key)
         seal = _sealed_by(stored)
         if seal is not None:
             raise _stale(self._context, seal)
         if stored != content:
             raise EffectConflict(f"{self._operation!r} was committed with other objects before.")
         self._reference = _named(key, content)
+
+
+def open_store(url: str) -> "Store":
+    """A store by its address: ``file:///…`` (the folder is made), ``s3://bucket/prefix``, ``gs://``,
+    ``az://``; keys and regions as the environment has them. Raises ValueError for another."""
+    scheme, _, path = url.partition("://")
+    try:
+        if scheme == "file":
+            return LocalStore(path, mkdir=True)
+        return from_url(url)
+    except (BaseError, ValueError) as error:
+        raise ValueError(f"{url}: {str(error).partition(chr(10))[0]}") from error
 
 
 async def resolve(store: "Store", reference: Reference) -> Manifest:
@@ -332,7 +336,7 @@ def read_now(store: "Store", entry: Entry) -> bytes:
     return content
 
 
-def _create(store: "Store", key: str, content: bytes) -> bool:
+def create(store: "Store", key: str, content: bytes) -> bool:
     """Write a key that is not there yet; False when it was."""
     try:
         # In parts it could not be create-only.
@@ -340,6 +344,11 @@ def _create(store: "Store", key: str, content: bytes) -> bool:
     except _EXISTS:
         return False
     return True
+
+
+def listed(store: "Store", folder: str) -> list[str]:
+    """The keys below a folder."""
+    return [meta["path"] for chunk in obstore.list(store, folder) for meta in chunk]
 
 
 def _read(store: "Store", key: str) -> bytes:

@@ -1,0 +1,110 @@
+"""What guards leave in a downstream database is removed once it is old, and nothing else."""
+
+import contextlib
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from tenure.executor.errors import GuardNotInstalled, GuardUnavailable
+from tenure.executor.guards import sql_prune
+from tenure.executor.guards.http_store import SqliteRequests
+from tenure.executor.guards.http_tables import tables
+from tenure.executor.guards.payment_table import table
+from tenure.executor.guards.sql import SqlGuard
+from tests.support.bare_command import bare
+from tests.support.downstream import attempt, downstream, write
+from tests.support.isolation import FreshDatabase
+
+DAY = timedelta(days=1)
+
+
+async def test_old_rows_go_and_young_and_unsettled_ones_stay(
+    empty_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sql_prune, "_CHUNK", 3)  # several transactions
+    async with (
+        downstream(empty_database.admin_url) as receiver,
+        SqlGuard(receiver.writer_url) as guard,
+    ):
+        owner = receiver.owner
+        await owner.execute(tables() + table())
+        contexts = [await attempt(owner) for _ in range(10)]
+        for context in contexts:
+            await write(guard, context, "row")
+            await write(guard, context, "another", operation="another row")
+        old = [context.task_id for context in contexts[:7]]
+        aged = "clock_timestamp() - interval '2 days'"
+        await owner.execute(
+            f"update tenure_inbox set done_at = {aged} where task_id = any($1)", old
+        )
+        await owner.execute(f"update tenure_fence set raised_at = {aged}")
+        await owner.execute(
+            f"""
+            insert into tenure_payment (payment_id, task_id, operation, digest, known, content,
+                fencing_token, intended_at, settled_at)
+            select gen_random_uuid(), gen_random_uuid(), 'charge', '', known, '', 1, {aged},
+                case known when 'paid' then {aged} end
+            from unnest(array['intended', 'paid', 'paid']) known;
+            insert into tenure_http_fence values ('gone', 1, 0), ('kept', 1, 0);
+            insert into tenure_http_request (scope, key, resource, fingerprint, state, claim,
+                claimed_until, touched_at)
+            values ('', 'a', 'gone', '', 'done', 'a', 0, 0), ('', 'b', 'kept', '', 'running', 'b',
+                0, 0)
+            """
+        )
+        removed = await sql_prune.prune(empty_database.admin_url, older_than=DAY)
+        assert removed == {
+            "tenure_inbox": 14,
+            "tenure_fence": 7,  # those of the others still have rows
+            "tenure_http_request": 1,
+            "tenure_http_fence": 1,
+            "tenure_payment": 2,
+        }
+        assert await owner.fetchval("select count(*) from tenure_inbox") == 6
+        assert await owner.fetchval("select count(*) from tenure_fence") == 3
+        again = await sql_prune.prune(empty_database.admin_url, older_than=DAY)
+        assert set(again.values()) == {0}
+        young = contexts[-1]
+        assert not await write(guard, young, "again")
+
+
+async def test_rows_that_a_handler_has_locked_are_left_alone(
+    empty_database: FreshDatabase,
+) -> None:
+    async with (
+        downstream(empty_database.admin_url) as receiver,
+        SqlGuard(receiver.writer_url) as guard,
+    ):
+        context = await attempt(receiver.owner)
+        await guard.raise_fence(context)
+        await receiver.owner.execute("update tenure_fence set raised_at = '2020-01-01'")
+        async with guard.transaction(context, operation="row"):
+            removed = await sql_prune.prune(empty_database.admin_url, older_than=DAY)
+            assert removed == {"tenure_inbox": 0, "tenure_fence": 0}
+
+
+async def test_the_command_says_what_it_removed(
+    empty_database: FreshDatabase, tmp_path: Path
+) -> None:
+    secret = tmp_path / "url"
+    secret.write_text(empty_database.admin_url)
+    words = ("guard", "prune", "--older-than", "30d", "-o", "json")
+    async with downstream(empty_database.admin_url):
+        code, output = await bare(*words, f"@{secret}")
+    assert (code, json.loads(output)) == (0, {"tenure_inbox": 0, "tenure_fence": 0})
+    file = tmp_path / "requests.db"
+    with contextlib.closing(SqliteRequests(file)):
+        code, output = await bare(*words, "--sqlite", str(file))
+    assert (code, json.loads(output)) == (0, {"requests and fences": 0})
+
+
+async def test_a_database_without_guards_or_rights_says_so(empty_database: FreshDatabase) -> None:
+    with pytest.raises(GuardNotInstalled, match="--schema"):
+        await sql_prune.prune(empty_database.admin_url, older_than=DAY, schema="elsewhere")
+    async with downstream(empty_database.admin_url) as receiver:
+        with pytest.raises(GuardUnavailable, match="owns the guard's tables"):
+            await sql_prune.prune(receiver.writer_url, older_than=DAY)
+        assert isinstance(receiver.owner, asyncpg.Connection)
