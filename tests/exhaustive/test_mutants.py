@@ -109,6 +109,8 @@ MUTANTS = (
     Mutant("operators", lease.allocate, "has_rejected(task, node)", "False"),
     Mutant("reviews", lease.allocate, "node.under_review", "False"),
     Mutant("pauses", flow._in_force, "pause.until > now", "False"),
+    Mutant("a type that is paused", flow._of_task, "pause.name == task.type", "False"),
+    Mutant("a node that is paused", flow._of_node, "pause.name == node.node_id", "False"),
     Mutant(KEYS, lease.allocate, "limits.reached(task, snapshot.tenant, now)", "0"),
     Mutant(KEYS, limits.bucket, "return limit.scope, limit.name, key", "return None"),
     Mutant(KEYS, limits.is_reached, "state.running >= most", "state.running > most"),

@@ -164,11 +164,13 @@ async def test_everything_that_is_asked_for_arrives(
         deadline=berlin,
         resources=Resources(cpu_millis=1500),
         tenant="default",
+        concurrency_key="acme 🦀",
     )
     (row,) = await rows(owner)
     assert (row["type"], row["idempotency_key"], row["priority"]) == ("invoice", "order-17 🦀", -7)
     assert (row["not_before"], row["deadline"]) == (now, berlin)
     assert (row["cpu_millis"], row["memory_bytes"]) == (1500, 0)
+    assert row["concurrency_key"] == "acme 🦀"
 
 
 @pytest.mark.requirement("LATE-04")

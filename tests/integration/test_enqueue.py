@@ -116,6 +116,7 @@ IN_A_DAY = datetime.now(UTC) + timedelta(days=1)
         {"deadline": IN_A_DAY},
         {"cpu_millis": 0},
         {"memory_bytes": 0},
+        {"concurrency_key": "x"},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -152,6 +153,8 @@ async def test_a_repetition_is_answered_after_the_deadline_too(
         ("TN020", {"type_name": None}),
         ("TN020", {"idempotency_key": ""}),
         ("TN020", {"idempotency_key": "k" * 256}),
+        ("TN020", {"concurrency_key": ""}),
+        ("TN020", {"concurrency_key": "k" * 256}),
         ("TN020", {"priority": 101}),
         ("TN020", {"priority": -101}),
         ("TN020", {"priority": None}),

@@ -54,6 +54,7 @@ async def test_a_committed_row_becomes_the_task_that_it_asks_for(shop: Shop) -> 
             not_before=not_before,
             deadline=deadline,
             memory_bytes=1000,
+            concurrency_key="acme",
         )
         assert await shop.intake.step() == 0
     assert await shop.intake.step() == 1
@@ -61,6 +62,7 @@ async def test_a_committed_row_becomes_the_task_that_it_asks_for(shop: Shop) -> 
     assert (task["state"], task["priority"], task["cpu_millis"]) == ("open", 7, 0)
     assert (task["not_before"], task["deadline"]) == (not_before, deadline)
     assert task["memory_bytes"] == 1000
+    assert task["concurrency_key"] == "acme"
     stored = await shop.bench.owner.fetchval("select input from tenure.task_inputs")
     assert json.loads(stored) == {"path": "ü"}
     (event,) = await shop.bench.events(TaskId(task_id))

@@ -123,7 +123,12 @@ DAMAGE = {
     "policies-are-counted": "update tenure.policies set version = 2",
     "accounts-equal-reservations": "update tenure.accounts set held_minor = held_minor + 1",
     "reservations-are-of-open-attempts": "insert into tenure.reservations"
-    f" select {DONE}, 'default', 'type', null, gen_random_uuid(), 0, 0, 0, 0, now()",
+    f" select {DONE}, 'default', 'any', null, gen_random_uuid(), 0, 0, 0, 0, now()",
+    "reservations-count-with-their-task": "update tenure.reservations set concurrency_key = 'any'",
+    "limits-are-kept": "update tenure.limits set max_running = 1, set_at = '2026-01-01';"
+    " insert into tenure.reservations select gen_random_uuid(), tenant, type, concurrency_key,"
+    " incarnation, 0, 0, 0, 0, now() from tenure.reservations",
+    "tenants-carry-their-flow": "delete from tenure.limits",
     "nodes-point-to-live-incarnations": "update tenure.nodes set incarnation = gen_random_uuid()"
     " where incarnation is not null",
     "cursors-are-within-the-log": "update tenure.relay_shards set position = 1000000"

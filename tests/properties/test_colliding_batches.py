@@ -26,7 +26,7 @@ from tests.support import services, steps
 from tests.support.isolation import FreshDatabase
 from tests.support.pgbouncer import routed
 from tests.support.sessions import session
-from tests.support.world import REPORTS, Op, World
+from tests.support.world import REPORTS, TYPE, Op, World
 
 TASKS, NODES, IDENTITIES = 6, 2, 6
 HISTORIES = count()
@@ -204,7 +204,9 @@ async def test_colliding_batches_give_the_same_as_one_by_one(
     number = next(HISTORIES)
     together, apart = World(f"together-{number}", reader), World(f"apart-{number}", reader)
     for world in (together, apart):
-        await world.open_account(budget_minor=7)  # a task holds 3
+        await world.open_account(budget_minor=10)  # a task holds 3
+        await world.limit("type", TYPE, 2)
+        await world.limit("each_key", TYPE, 1)
     for index, batch in enumerate([*(Batch([], [op], 1) for op in BEGINNING), *history]):
         for world in (together, apart):
             await world.lapse(batch.lapsed)

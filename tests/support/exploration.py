@@ -27,7 +27,6 @@ from tenure.contract.ids import (
 from tenure.contract.states import (
     TERMINAL_ATTEMPT_STATES,
     TERMINAL_TASK_STATES,
-    PauseScope,
 )
 from tenure.coordinator.core import decide as deciding
 from tenure.coordinator.core.commands import AnyCommand, AttemptCommand, TakeIn
@@ -313,7 +312,7 @@ class _Explorer:
             for tenant_id, tenant in rows.tenants.items():
                 if tenant.version <= scene.pauses:
                     other = replace(
-                        tenant, version=tenant.version + 1, pauses=_pauses(rows, tenant)
+                        tenant, version=tenant.version + 1, pauses=_pauses(scene, rows, tenant)
                     )
                     changed = replace(rows, tenants={**rows.tenants, tenant_id: other})
                     yield "the tenant is paused or resumed", replace(situation, rows=changed)
@@ -360,12 +359,13 @@ class _Explorer:
             )
 
 
-def _pauses(rows: Rows, tenant: TenantRow) -> tuple[PauseRow, ...]:
+def _pauses(scene: Scene, rows: Rows, tenant: TenantRow) -> tuple[PauseRow, ...]:
     """The other way round: paused for one tick, or resumed."""
     if tenant.pauses:
         return ()
     until = rows.now + TICK
-    return (PauseRow(PauseScope.TENANT, tenant.tenant, "", until, "why", "operator", rows.now),)
+    scope, name = scene.paused
+    return (PauseRow(scope, tenant.tenant, name, until, "why", "operator", rows.now),)
 
 
 def _highest(rows: Rows, command: AttemptCommand) -> int:

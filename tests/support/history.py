@@ -27,5 +27,9 @@ async def live(bench: Bench) -> None:
     lost = await bench.running()
     await bench.end_lease(lost)
     await bench.expire(lost.task_id)
-    await bench.running()
+    for scope, name in (("type", "sha256"), ("each_key", "*")):
+        await bench.owner.execute(
+            "select tenure.set_limit($1, 'default', $2, 50, 100, 1, 100, 'tests', 10)", scope, name
+        )
+    await bench.running(concurrency_key="acme")
     await bench.submit()

@@ -13,6 +13,7 @@ from tenure.contract.states import (
     Effects,
     LimitScope,
     NodeState,
+    PauseScope,
     TaskState,
 )
 from tenure.coordinator.core.commands import (
@@ -218,7 +219,12 @@ def judge_allocation(
     )
     check(at - node.last_seen_at < SILENCE, "LEASE-07: a silent node gets no work")
     check(
-        not any(pause.until is None or pause.until > at for pause in tenant.pauses),
+        not any(
+            (pause.until is None or pause.until > at)
+            and {PauseScope.TYPE: task.type, PauseScope.NODE: node.node_id}.get(pause.scope, "")
+            == pause.name
+            for pause in tenant.pauses
+        ),
         "FLOW-01: nothing begins where it is paused",
     )
     for limit in tenant.limits:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from tenure.contract.states import Effects, LimitScope
+from tenure.contract.states import Effects, LimitScope, PauseScope
 from tenure.coordinator.core.rows import LimitRow
 from tests.support.scenes import CONTENTS, REPORTS, TICK, TYPE, Scene
 
@@ -124,6 +124,21 @@ SCENES: Final = (
         attempts=2,
         nodes=("a",),
         pauses=2,
+    ),
+    Scene(
+        "a type that is paused",
+        ("allocate", "take", "fail"),
+        attempts=1,
+        nodes=("a",),
+        pauses=2,
+        paused=(PauseScope.TYPE, TYPE),
+    ),
+    Scene(
+        "a node that is paused",
+        ("allocate", "take", "fail"),
+        attempts=2,
+        pauses=2,
+        paused=(PauseScope.NODE, "a"),
     ),
     Scene(
         "a limit for each key",

@@ -15,7 +15,7 @@ from tenure.contract.ids import (
     TaskId,
     TenantId,
 )
-from tenure.contract.states import Effects, NodeState
+from tenure.contract.states import Effects, NodeState, PauseScope
 from tenure.coordinator.core import commands
 from tenure.coordinator.core.commands import AnyCommand
 from tenure.coordinator.core.decide import decide
@@ -96,6 +96,7 @@ class Scene:
     silences: bool = False
     suspensions: int = 0  # the tenant's version until which it is suspended and authorized again
     pauses: int = 0  # how often it is paused or resumed
+    paused: tuple[PauseScope, str] = (PauseScope.TENANT, "")  # what of it
     limits: tuple[LimitRow, ...] = ()
     limited_later: bool = False  # the limits are stated and taken back, once each
     keys: tuple[str, ...] = ()  # concurrency keys of the tasks

@@ -100,6 +100,7 @@ class World:
                     **common, task_id=task_id, type=TYPE, input_text="{}", priority=0,
                     not_before=None, deadline=None,
                     resources=ResourceAmounts(cpu_millis=400, memory_bytes=op.content),
+                    concurrency_key=f"key {op.content}",
                 )  # fmt: skip
             case "cancel":
                 return commands.Cancel(**common, task_id=task_id)
@@ -136,6 +137,16 @@ class World:
             budget_minor,
         )
         await self._read.execute("insert into tenure.accounts (tenant) values ($1)", self.tenant)
+
+    async def limit(self, scope: str, name: str, max_running: int) -> None:
+        """Let so many tasks run at once."""
+        await self._read.execute(
+            "select tenure.set_limit($1, $2, $3, $4, null, null, null, 'tests', 100)",
+            scope,
+            self.tenant,
+            name,
+            max_running,
+        )
 
     async def endings(self) -> list[tuple[str, AnyCommand]]:
         """For every task that has not ended a cancellation, with a name."""
@@ -297,6 +308,18 @@ class World:
         assert account is not None
         assert account["held_minor"] == account["reserved"]
         assert account["held_minor"] + account["spent_minor"] <= account["budget_minor"]
+        crowds = await self._read.fetch(
+            """
+            select l.scope, k.key, count(*) from tenure.limits l
+            join tenure.reservations r using (tenant)
+            cross join lateral (
+                select case l.scope when 'each_key' then r.concurrency_key end as key) k
+            where tenant = $1 group by l.scope, l.max_running, k.key
+            having count(*) > l.max_running
+            """,
+            self.tenant,
+        )
+        assert [dict(row) for row in crowds] == []
         holes = await self._read.fetch(
             """
             select entity_type, entity_id, array_agg(sequence order by position)

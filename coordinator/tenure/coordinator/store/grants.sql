@@ -68,6 +68,8 @@ grant execute on function
     tenure.record_dead_letters(
         text[], text[], text[], text[], text[], text[], text[], integer[], bytea[]),
     tenure.settle_dead_letter(text, bigint, text, text, text),
+    tenure.pauses_of(text),
+    tenure.limits_of(text),
     tenure.set_limit(text, text, text, integer, integer, integer, integer, text, integer),
     tenure.remove_limit(text, text, text, text),
     tenure.forget_full_buckets(integer),

@@ -32,6 +32,45 @@ from tenure.reservations e
 left join tenure.attempts a on a.attempt_id = e.attempt_id
 where a.attempt_id is null or a.ended_at is not null
 
+-- name: reservations-count-with-their-task
+select 'reservation of attempt ' || e.attempt_id as subject,
+    format('counts as type %s, key %s; its task is of type %s, key %s', e.type,
+        coalesce(e.concurrency_key, 'none'), t.type, coalesce(t.concurrency_key, 'none')) as detail
+from tenure.reservations e
+join tenure.attempts a on a.attempt_id = e.attempt_id
+join tenure.tasks t on t.task_id = a.task_id
+where (e.type, e.concurrency_key) is distinct from (t.type, t.concurrency_key)
+
+-- name: limits-are-kept
+-- More may run than a limit lets only where nothing has begun since the limit was stated.
+select concat_ws(' ', 'limit', l.scope, l.name, 'of tenant', l.tenant, nullif(r.key, '')) as subject,
+    format('%s run of at most %s; the last one began %s', r.running, l.max_running, r.last) as detail
+from tenure.limits l
+cross join lateral (
+    select k.key, count(*) as running, max(e.created_at) as last
+    from tenure.reservations e
+    cross join lateral (
+        select case l.scope when 'each_key' then e.concurrency_key else '' end as key) k
+    where e.tenant = l.tenant and case l.scope
+        when 'tenant' then true
+        when 'type' then e.type = l.name
+        when 'key' then e.concurrency_key = l.name
+        else e.concurrency_key is not null and l.name in (e.type, '*') end
+    group by k.key
+) r
+where r.running > l.max_running and r.last > l.set_at
+
+-- name: tenants-carry-their-flow
+-- Pauses and limits as decisions read them are those that are stated.
+select 'tenant ' || e.tenant as subject,
+    format('carries pauses %s, limits %s; stated are %s, %s', coalesce(e.pauses::text, 'none'),
+        coalesce(e.limits::text, 'none'), coalesce(s.pauses::text, 'none'),
+        coalesce(s.limits::text, 'none')) as detail
+from tenure.tenants e
+cross join lateral (
+    select tenure.pauses_of(e.tenant) as pauses, tenure.limits_of(e.tenant) as limits) s
+where (e.pauses::text, e.limits::text) is distinct from (s.pauses::text, s.limits::text)
+
 -- name: nodes-point-to-live-incarnations
 select 'node ' || o.node_id as subject,
     format('its current incarnation %s %s', o.incarnation,
