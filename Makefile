@@ -54,6 +54,10 @@ compose-demo: ## Start compose.yaml and hash the standard library there; `docker
 test: install test-deps $(if $(filter external docker,$(TENURE_TEST_SERVICES)),,system-deps) ## Run the tests; ARGS="-k name" for some of them
 	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist loadfile)
 
+.PHONY: sigterms
+sigterms: install system-deps ## End executors by SIGTERM at 200 random instants, some minutes; SEED=n
+	@TENURE_TEST_SIGTERMS=200 TENURE_TEST_SEED=$(or $(SEED),7) $(BIN)/python -m pytest tests/chaos/test_sigterms.py --timeout 1800 $(ARGS)
+
 .PHONY: explore
 explore: install ## Explore larger worlds of decisions than the tests do, some minutes
 	@$(BIN)/python -m tests.support.explore $(ARGS)

@@ -1,16 +1,19 @@
 """``tenure node …``."""
 
 import asyncio
-from typing import Annotated, Any, Literal
+from contextlib import suppress
+from typing import Annotated, Any, Final, Literal
 
 from cyclopts import App, Parameter
 
 from tenure.cli.connection import open_client
-from tenure.cli.exits import UsageError
+from tenure.cli.exits import CommandError, Exit, UsageError
 from tenure.cli.output import Output, ago, print_fields, print_json, print_table
 from tenure.contract.operations import QuarantineRequest, ReviewClosing
 from tenure.contract.quantities import cpu_text, memory_text
 from tenure.contract.scheduling import NodeDetail, NodeFactsChange
+
+LOOK_SECONDS: Final = 0.5
 
 app = App(name="node", help="See the executors' processes, and state facts about them.")
 
@@ -139,6 +142,60 @@ def list_nodes(*, output: Output = "table") -> None:
             for node in nodes.nodes
         ],
     )
+
+
+@app.command
+def drain(
+    node_id: str,
+    /,
+    *,
+    wait: Annotated[bool, Parameter(negative="", help="Until nothing runs on it.")] = False,
+    timeout: Annotated[float | None, Parameter(help="Seconds to wait at most.")] = None,
+    output: Output = "table",
+) -> None:
+    """Give a node nothing new, and let it finish what it runs: before its machine is stopped.
+
+    What it has not begun is handed back, and burns no attempt. It stays so until its next start.
+    With --wait the exit code is 5 when the timeout passes first.
+    """
+    if timeout is not None and not wait:
+        raise UsageError("--timeout without --wait.")
+
+    async def ask() -> Any:
+        async with open_client() as client:
+            detail = await client.node(node_id)
+            if detail.current is None:
+                raise CommandError(
+                    f"node {node_id!r} does not run.",
+                    next_step="`tenure node list` shows those that do.",
+                    code="unknown_node",
+                )
+            incarnation = detail.current.incarnation
+            await client.drain_node(node_id, incarnation)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    while True:
+                        detail = await client.node(node_id)
+                        if not wait or not _uses_slots(detail, incarnation):
+                            break
+                        await asyncio.sleep(LOOK_SECONDS)
+            return detail, _uses_slots(detail, incarnation)
+
+    detail, used = asyncio.run(ask())
+    if output == "json":
+        print_json(detail)
+    else:
+        state = "nothing runs on it" if not used else f"{used} of its slots are in use"
+        print(f"node {node_id} gets nothing new: {state}")
+    if wait and used:
+        raise SystemExit(Exit.NOT_YET)
+
+
+def _uses_slots(detail: NodeDetail, incarnation: str) -> int:
+    current = detail.current
+    if current is None or current.incarnation != incarnation:
+        return 0  # that start has ended
+    return current.slots_used
 
 
 @app.command

@@ -399,6 +399,11 @@ class AsyncClient:
         path = calls.node_path(node_id, "/reviews/close")
         return await self._http.run(calls.send(path, closing, ReviewList))
 
+    async def drain_node(self, node_id: str, incarnation: str) -> None:
+        """Give a start of a node nothing new; what it runs goes on: for operators. Asked again it
+        changes nothing."""
+        await self._http.run(calls.drain_node(node_id, incarnation))
+
     async def release_node(self, node_id: str) -> None:
         """Let a quarantined node back: for operators."""
         await self._http.run(calls.release_node(node_id))

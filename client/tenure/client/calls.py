@@ -328,6 +328,12 @@ def send(path: str, body: BaseModel, model: type[ModelT]) -> Plan[ModelT]:
     return (yield Call("POST", path, body=content)).read(model)
 
 
+def drain_node(node_id: str, incarnation: str) -> Plan[None]:
+    """Give a start of a node nothing new."""
+    body = to_json({"incarnation": incarnation})
+    yield Call("POST", node_path(node_id, "/drain"), body=body)
+
+
 def release_node(node_id: str) -> Plan[None]:
     """Let a quarantined node back."""
     yield Call("POST", node_path(node_id, "/release"))

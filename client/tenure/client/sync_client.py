@@ -396,6 +396,11 @@ class Client:
         path = calls.node_path(node_id, "/reviews/close")
         return self._http.run(calls.send(path, closing, ReviewList))
 
+    def drain_node(self, node_id: str, incarnation: str) -> None:
+        """Give a start of a node nothing new; what it runs goes on: for operators. Asked again it
+        changes nothing."""
+        self._http.run(calls.drain_node(node_id, incarnation))
+
     def release_node(self, node_id: str) -> None:
         """Let a quarantined node back: for operators."""
         self._http.run(calls.release_node(node_id))

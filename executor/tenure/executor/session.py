@@ -143,6 +143,7 @@ class Session:
         self._gone = asyncio.Event()
         self._drained_by_operator = False
         self._renewer: Renewer | None = None
+        self._running: Work | None = None
 
     def silent_seconds(self) -> float:
         """Since the coordinator was last heard by a heartbeat; 0 before the first."""
@@ -212,6 +213,7 @@ class Session:
             metrics=around.metrics,
             ended=self._attempt_ended,
         )
+        self._running = work
         shortest, longest = RENEWAL_SECONDS
         interval = reply.lease.renewal_interval_seconds
         renewer = self._renewer = Renewer(
@@ -400,7 +402,9 @@ class Session:
     def _operator_drains(self) -> None:
         if not self._drained_by_operator:
             self._drained_by_operator = True
-            log.info("drained by the coordinator: nothing new comes until the next start")
+            log.info("drained by an operator: nothing new comes until the next start")
+            if self._running is not None:
+                self._running.drain()  # what runs goes on; what has not begun is handed back
 
     def _attempt_ended(self, attempt_id: AttemptId) -> None:
         if self._renewer is not None:

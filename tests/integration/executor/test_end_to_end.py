@@ -17,6 +17,7 @@ import pytest
 from pydantic import BaseModel
 from structlog.testing import capture_logs
 
+from tenure.client import AsyncClient
 from tenure.executor import Context, Executor, TaskType
 from tenure.executor.errors import DeclarationError, NodeGone
 from tenure.executor.guards.sql import SqlGuard
@@ -275,6 +276,30 @@ async def test_a_drained_executor_finishes_its_work_and_says_goodbye(
     assert (await result(api, task_id))["output"] == {"text": "done"}
     nodes = (await api.operator.get("/v1/nodes")).json()["nodes"]
     assert [node["state"] for node in nodes] in ([], ["gone"])
+
+
+@pytest.mark.requirement("OPS-03")
+async def test_a_node_that_an_operator_drains_finishes_its_work_and_gets_no_more(
+    api: Fleet, broker: BrokerSpace, program: Program, tmp_path: Path
+) -> None:
+    async with executing(program.app, settings_of(api, broker, tmp_path)):
+        running = await submitted(api, "node-1", type="wait", input={"text": "done"})
+        await eventually(lambda: bool(program.began))
+        client = AsyncClient(api.coordinator.url, "operator-token-0001")
+        detail = await client.node("node-1")
+        assert detail.current is not None
+        for _ in range(2):  # saying it again changes nothing
+            await client.drain_node("node-1", detail.current.incarnation)
+        later = await api.submit(type="echo", input={"text": "later"})
+        program.release.set()
+        assert (await result(api, running))["state"] == "delivered"
+        detail = await client.node("node-1")
+        await client.close()
+        assert detail.current is not None
+        assert (detail.current.state, detail.current.slots_used) == ("draining", 0)
+        assert await attempts(api, later) == []
+    async with executing(program.app, settings_of(api, broker, tmp_path / "again")):
+        assert (await result(api, later))["state"] == "delivered", "its next start works again"
 
 
 async def test_at_the_drain_limit_running_work_is_handed_back(
