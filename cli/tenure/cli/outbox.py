@@ -48,6 +48,7 @@ def status(
             ("not published yet", outbox.lag_rows),
             ("oldest of these", f"{outbox.oldest_unpublished_seconds:.1f} s" if behind else None),
             ("at position", outbox.needed_from if behind else None),
+            ("parked", outbox.parked or None),
             ("size on disk", f"{size(outbox.bytes)}, {len(outbox.partitions)} partitions"),
             ("kept since", outbox.kept_since),
             ("to be kept for", length(outbox.keep_seconds)),

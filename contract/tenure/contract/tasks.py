@@ -378,6 +378,7 @@ class ShardStatus(Frozen):
     claimed_until: datetime | None
     lag_rows: int = Field(description="not published yet, counted up to 10,000")
     lag_seconds: float = Field(description="age of the oldest of these")
+    parked: int = Field(description="messages that could not be published and are set aside")
 
 
 class PartitionView(Frozen):
@@ -397,6 +398,7 @@ class OutboxStatus(Frozen):
     head: int = Field(description="the last position of the log")
     lag_rows: int
     oldest_unpublished_seconds: float
+    parked: int = Field(description="messages that could not be published and are set aside")
     needed_from: int = Field(
         description="the first position that has not been published, or is read by a replay; after"
         " the head: everything has"

@@ -19,6 +19,7 @@ from tenure.contract.topology import LOG_CHANNEL
 from tenure.relay.core.parking import Unparked
 from tenure.relay.core.window import Cursor, Due, Follow, Row, Want
 from tenure.relay.errors import LogNotMigrated, LogRefused, LogUnavailable, LogUntrusted
+from tenure.relay.routes import Routes
 from tenure.settings.addresses import Address, asked
 from tenure.settings.pooler import PoolerNotDeclared, is_pooled, share_a_server
 from tenure.settings.tls import tls_fault
@@ -93,6 +94,8 @@ class RelayLog:
         self._side_line = _Line(self._connected)
         self._queries = load_queries()
         self._wake = wake
+        self._routes = Routes()
+        self._routes_version: str | None = None
         self.grown = False
         self.answers = 0  # how many questions the database has answered
 
@@ -216,18 +219,20 @@ class RelayLog:
         records = await self._fetch(
             "due", list(shards), _DUE_STREAMS, _DUE_ROWS_OF_A_STREAM, _DUE_BODY_BYTES
         )
+        routes = await self._routes_of(records)
         return [
             Due(
                 Row(
                     position, shard, (stream_type, stream_id), str(event_id), exchange,
-                    routing_key, required, body, None if attempt_id is None else str(attempt_id),
+                    routing_key, required or routes.required(exchange, routing_key), body,
+                    None if attempt_id is None else str(attempt_id),
                 ),
                 tries,
                 skip,
             )
             for (
                 shard, position, stream_type, stream_id, event_id, exchange, routing_key,
-                required, body, attempt_id, tries, skip,
+                required, body, attempt_id, tries, skip, _,
             ) in records
         ]  # fmt: skip
 
@@ -257,7 +262,7 @@ class RelayLog:
         records = await self._fetch(
             "follow", asked.after, asked.shards, asked.rows, asked.body_bytes
         )
-        return _rows(records), records[0]["log_end"] if records else asked.after
+        return await self._rows(records), records[0]["log_end"] if records else asked.after
 
     async def read(self, wanted: Sequence[Want]) -> tuple[list[Row], int]:
         """The rows asked for, of each shard by position, and the last position of the log."""
@@ -268,7 +273,46 @@ class RelayLog:
             [want.rows for want in wanted],
             [want.body_bytes for want in wanted],
         )
-        return _rows(records), records[0]["log_end"] or 0
+        return await self._rows(records), records[0]["log_end"] or 0
+
+    async def _rows(self, records: Sequence[asyncpg.Record]) -> list[Row]:
+        routes = await self._routes_of(records)
+        return [
+            Row(
+                position,
+                shard,
+                (entity_type, entity_id),
+                str(event_id),
+                exchange,
+                routing_key,
+                required or routes.required(exchange, routing_key),
+                body,
+                None if attempt_id is None else str(attempt_id),
+            )
+            for (
+                position,
+                shard,
+                entity_type,
+                entity_id,
+                event_id,
+                exchange,
+                routing_key,
+                required,
+                body,
+                attempt_id,
+                _,
+                _,
+            ) in records
+            if position is not None
+        ]
+
+    async def _routes_of(self, records: Sequence[asyncpg.Record]) -> Routes:
+        """What subscriptions asked for when these were read, or later."""
+        if records and records[0]["routes"] != self._routes_version:
+            found = await self._fetch("routes")
+            self._routes = Routes(pattern for row in found for pattern in row["patterns"])
+            self._routes_version = records[0]["routes"]
+        return self._routes
 
     async def lag(self) -> Lag:
         """What is not published yet, by any relay."""
@@ -326,36 +370,6 @@ class _Line:
 
 def _interval(microseconds: int | None) -> timedelta | None:
     return None if microseconds is None else timedelta(microseconds=microseconds)
-
-
-def _rows(records: Sequence[asyncpg.Record]) -> list[Row]:
-    return [
-        Row(
-            position,
-            shard,
-            (entity_type, entity_id),
-            str(event_id),
-            exchange,
-            routing_key,
-            required,
-            body,
-            None if attempt_id is None else str(attempt_id),
-        )
-        for (
-            position,
-            shard,
-            entity_type,
-            entity_id,
-            event_id,
-            exchange,
-            routing_key,
-            required,
-            body,
-            attempt_id,
-            _,
-        ) in records
-        if position is not None
-    ]
 
 
 @contextmanager

@@ -315,6 +315,7 @@ class Reads:
             head=max((row["head"] for row in rows), default=0),
             lag_rows=sum(row["lag_rows"] for row in rows),
             oldest_unpublished_seconds=views.oldest(rows),
+            parked=sum(row["parked"] for row in rows),
             needed_from=needed["position"],
             bytes=size["bytes"],
             kept_since=next(
@@ -341,6 +342,7 @@ class Reads:
                     claimed_until=row["claimed_until"],
                     lag_rows=row["lag_rows"],
                     lag_seconds=row["oldest_seconds"] or 0.0,
+                    parked=row["parked"],
                 )
                 for row in rows
             ),

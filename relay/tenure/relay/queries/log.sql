@@ -36,7 +36,10 @@ where shard = any($1::smallint[]) and due_at is not null and holds
 -- Of the shards $1 the parked rows that are due, up to $2 streams, longest due first; with each up to $3
 -- rows of its stream, in order, and none after the one with which the bodies reach $4 bytes.
 select f.shard, f."position", f.stream_type, f.stream_id, f.event_id, f.exchange, f.routing_key,
-    f.required, f.body, f.attempt_id, f.tries, f.skip
+    f.required, f.body, f.attempt_id, f.tries, f.skip, (
+        select count(*) || ' ' || coalesce(sum(hashtextextended(u.queue || u.patterns::text, 0)), 0)
+        from tenure.subscriptions u where u.removed_at is null
+    ) as routes
 from (
     select p.*, sum(octet_length(p.body)) over (order by head.due_at, head."position", p."position")
         - octet_length(p.body) as before, head.due_at as head_due_at, head."position" as head_position
@@ -63,13 +66,21 @@ select stream_type, stream_id, held from tenure.relay_unpark($1, $2, $3, $4, $5,
 -- Of the attempts $1 those that have ended.
 select tenure.relay_withdrawn($1) as attempt_id
 
+-- name: routes
+-- What subscriptions ask for. The statements that read rows tell by ``routes`` whether this has changed:
+-- a row that was committed after a subscription is never read without it.
+select u.patterns from tenure.subscriptions u where u.removed_at is null
+
 -- name: follow
 -- The last position after $1, in every row; and the rows after it whose shard is one of $2, by position:
 -- at most $3, and none after the one with which the bodies reach $4 bytes. No row where the log ends
 -- at $1: then this reads one index entry of each partition behind $1, the cheap question of an idle
 -- relay.
 select r."position", r.shard, r.entity_type, r.entity_id, r.event_id, r.exchange, r.routing_key,
-    r.required, r.body, r.attempt_id, h."position" as log_end
+    r.required, r.body, r.attempt_id, h."position" as log_end, (
+        select count(*) || ' ' || coalesce(sum(hashtextextended(u.queue || u.patterns::text, 0)), 0)
+        from tenure.subscriptions u where u.removed_at is null
+    ) as routes
 from (
     select "position" from tenure.log where "position" > $1 order by "position" desc limit 1
 ) h
@@ -90,7 +101,10 @@ order by r."position"
 -- reach $4 bytes.
 select r."position", r.shard, r.entity_type, r.entity_id, r.event_id, r.exchange, r.routing_key,
     r.required, r.body, r.attempt_id,
-    (select "position" from tenure.log order by "position" desc limit 1) as log_end
+    (select "position" from tenure.log order by "position" desc limit 1) as log_end, (
+        select count(*) || ' ' || coalesce(sum(hashtextextended(u.queue || u.patterns::text, 0)), 0)
+        from tenure.subscriptions u where u.removed_at is null
+    ) as routes
 from (select) once
 left join (
     unnest($1::smallint[], $2::bigint[], $3::bigint[], $4::bigint[])

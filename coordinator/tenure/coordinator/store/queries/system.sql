@@ -3,7 +3,7 @@
 -- name: outbox
 -- How far publishing is behind, by shard. Rows are counted up to $1 a shard.
 select
-    s.shard, s.position, s.relay_id::text as owner,
+    s.shard, s.position, s.relay_id::text as owner, s.parked,
     nullif(s.claimed_until, '-infinity') as claimed_until,
     (
         select count(*) from (
