@@ -97,8 +97,11 @@ async def started(
         await server.stop()
 
 
-async def synchronous_standby(primary: PrivatePostgres, directory: Path) -> Path:
-    """The folder of a standby that ``primary`` will wait for; see ``await_standby``."""
+async def synchronous_standby(
+    primary: PrivatePostgres, directory: Path, *, port: int | None = None
+) -> Path:
+    """The folder of a standby that ``primary`` will wait for; see ``await_standby``. ``port``: of
+    what it reaches the primary through."""
     target = directory / f"standby-{secrets.token_hex(4)}"
     cluster = target / "cluster"
     cluster.mkdir(parents=True, mode=0o711)
@@ -106,7 +109,7 @@ async def synchronous_standby(primary: PrivatePostgres, directory: Path) -> Path
     binaries = await find_postgres(None)
     url = urlsplit(primary.url())
     conninfo = (
-        f"host=127.0.0.1 port={primary.port} user=postgres password={url.password}"
+        f"host=127.0.0.1 port={port or primary.port} user=postgres password={url.password}"
         f" application_name={STANDBY}"
     )
     await _run(

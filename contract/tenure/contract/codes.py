@@ -51,6 +51,7 @@ class Code(StrEnum):
     NOT_MIGRATED = "not_migrated"
     SCHEMA_TOO_NEW = "schema_too_new"
     UNAVAILABLE = "unavailable"  # repeat the same request later
+    STANDBY_NOT_ANSWERING = "standby_not_answering"  # nothing is committed before it does
     OVERLOADED = "overloaded"
     INTERNAL_REFUSED = "internal_refused"
     INTERNAL_ERROR = "internal_error"

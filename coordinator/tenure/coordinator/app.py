@@ -297,6 +297,7 @@ class Coordinator:
                 arrival_seconds=settings.request_deadline_seconds,
             ),
             check_usable=self._check_usable,
+            check_writable=self._check_writable,
             observer=self.metrics,
         )
         table = endpoints(
@@ -367,6 +368,9 @@ class Coordinator:
                 next_step=NEXT_STEP[refused.code],
                 code=refused.code,
             )
+        await self._authority.standby.look()
+        self.metrics.set_standby_silent(self._authority.standby.silent)
+        self._check_writable()
 
     def _check_usable(self) -> None:
         """Raises what keeps every request from being served.
@@ -383,6 +387,12 @@ class Coordinator:
         if error.code in (Code.NOT_MIGRATED, Code.SCHEMA_TOO_NEW):
             raise TenureError(error.message, next_step=error.next_step, code=error.code)
         raise Unavailable(error.message)
+
+    def _check_writable(self) -> None:
+        """Raises StandbyNotAnswering: what would be committed now would wait without end."""
+        refusal = self._authority.standby.refusal()
+        if refusal is not None:
+            raise refusal
 
     async def _ready(self, _: Request) -> Response:
         return PlainTextResponse(self.health.lines(), 200 if self.health.ready else 503)

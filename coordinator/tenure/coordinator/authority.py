@@ -36,6 +36,7 @@ from tenure.coordinator.core.decisions import Accepted, Happened, Outcome, Refus
 from tenure.coordinator.core.snapshot import LeasePolicy, Snapshot
 from tenure.coordinator.lanes import Lane, Observer
 from tenure.coordinator.policies import Policies
+from tenure.coordinator.standby import StandbyWatch
 from tenure.coordinator.store import authority as store
 from tenure.coordinator.store.commit import Committed, commit
 from tenure.coordinator.store.load import (
@@ -78,6 +79,7 @@ class Authority:
     ) -> None:
         self._pool = pool
         self.clock = ClockWatch()
+        self.standby = StandbyWatch(pool)
         self.policies = Policies(pool, policy or LeasePolicy())
         self._prefix = prefix
         self._observer = observer
@@ -109,9 +111,13 @@ class Authority:
 
     async def run(self) -> None:
         """Work until ``close``; returns when every command has its answer."""
-        async with asyncio.TaskGroup() as group:
-            for lane in self.lanes:
-                group.create_task(lane.run(), name=f"lane {lane.name}")
+        watching = asyncio.create_task(self.standby.run(), name="standby watch")
+        try:
+            async with asyncio.TaskGroup() as group:
+                for lane in self.lanes:
+                    group.create_task(lane.run(), name=f"lane {lane.name}")
+        finally:
+            watching.cancel()
 
     def close(self) -> None:
         """Take nothing new."""
@@ -248,8 +254,13 @@ class Authority:
         async def commit_items(
             items: Sequence[tuple[AnyCommand, Accepted]], seen: Sequence[IncarnationId]
         ) -> Committed:
-            async with answering(pool) as connection:
-                return await commit(connection, items, seen=seen, prefix=self._prefix)
+            try:
+                async with answering(pool) as connection:
+                    with self.standby.attended(connection):
+                        return await commit(connection, items, seen=seen, prefix=self._prefix)
+            except TimeoutError:
+                await self.standby.look()
+                raise
 
         async def load_items(commands: Sequence[Any]) -> Loaded:
             async with answering(pool) as connection:
@@ -264,4 +275,5 @@ class Authority:
             self._committed,
             self._faults,
             consulted=self,
+            refusal=self.standby.refusal,
         )

@@ -5,6 +5,7 @@ TenureError
 │   └── InvalidRequest              a field, parameter or header is wrong; ``errors`` says which
 ├── Retryable                       nothing is known to have changed: repeat the same request
 │   ├── Unavailable                 unavailable: the database is away, or did not answer in time
+│   │   └── StandbyNotAnswering     standby_not_answering
 │   └── Overloaded                  overloaded: too many requests wait already
 ├── ListenRefused                   listen_refused: the address to listen on cannot be had
 └── BrokerError                     the broker cannot be used; messages wait in the log
@@ -71,6 +72,12 @@ class Retryable(TenureError):
 
 class Unavailable(Retryable):
     """The database is away, or did not answer before the request's deadline."""
+
+
+class StandbyNotAnswering(Unavailable):
+    """A synchronous standby does not answer: nothing is committed before it does."""
+
+    code = Code.STANDBY_NOT_ANSWERING
 
 
 class Overloaded(Retryable):

@@ -150,12 +150,15 @@ class Lane:
         faults: FaultPoints = NO_FAULTS,
         *,
         consulted: Consulted | None = None,
+        refusal: Callable[[], Unavailable | None] = lambda: None,
     ) -> None:
+        """``refusal``: what everybody is told at present instead of anything being decided."""
         self.name = name
         self._load = load
         self._commit = commit
         self._policy = policy
         self._consulted = consulted
+        self._refusal = refusal
         self._observer = observer
         self._on_commit = on_commit
         self._faults = faults
@@ -180,6 +183,8 @@ class Lane:
                     await self._filled.wait()
                     continue
                 batch = self._take_batch()
+                if self._turn_away(batch):
+                    continue
                 if batch and await self._process(batch):
                     failures = 0
                     self._batch_limit = min(MAX_ITEMS, self._batch_limit * 2)
@@ -264,6 +269,16 @@ class Lane:
             batch.append(entry)
         self._queue.extendleft(reversed(left))
         return batch
+
+    def _turn_away(self, batch: list[Entry]) -> bool:
+        """Whether nothing is decided at present; then all in ``batch`` are told so."""
+        if self._refusal() is None:
+            return False
+        for entry in batch:
+            refusal = self._refusal()
+            assert refusal is not None
+            entry.settle(refusal)
+        return True
 
     async def _process(self, batch: list[Entry]) -> bool:
         """One round over ``batch``; what is left goes back to the head of the queue.

@@ -145,6 +145,11 @@ class Metrics:
             "Commits that wait for the answer of a synchronous standby.",
             (),
         )
+        self._standby_silent = self._gauge(
+            "tenure_standby_not_answering",
+            "1 while this replica commits nothing since a synchronous standby does not answer.",
+            (),
+        )
         self._intake = self._gauge(
             "tenure_intake_rows",
             "Rows of the intake that wait or were refused (up to 100,000).",
@@ -272,6 +277,10 @@ class Metrics:
         """Whether anything is granted, and under which epoch."""
         self._epoch.set(epoch or 0)
         self._history_lost.set(lost)
+
+    def set_standby_silent(self, silent: bool) -> None:
+        """Whether commits would wait for a standby that does not answer."""
+        self._standby_silent.set(silent)
 
     def set_clock_steps(self, *, backward: int, forward: int) -> None:
         """How often the database's clock was set."""

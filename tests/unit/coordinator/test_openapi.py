@@ -59,6 +59,7 @@ def test_every_route_that_is_served_is_described_once(
         identities=cast(Any, None),
         limits=cast(Any, None),
         check_usable=lambda: None,
+        check_writable=lambda: None,
         observer=cast(Any, None),
     )
     served = [

@@ -142,6 +142,8 @@ class Endpoint:
             Code.UNAVAILABLE,
             Code.INTERNAL_ERROR,
         }
+        if self.method != "GET":
+            codes.add(Code.STANDBY_NOT_ANSWERING)
         if self.body is not None:
             codes |= {
                 Code.MALFORMED_JSON,
@@ -174,12 +176,15 @@ class Entrance:
         identities: CurrentIdentities,
         limits: Limits,
         check_usable: Callable[[], None],
+        check_writable: Callable[[], None],
         observer: Observer,
     ) -> None:
-        """``check_usable`` raises what keeps every request from being served, if anything does."""
+        """``check_usable`` raises what keeps every request from being served, if anything does, and
+        ``check_writable`` what keeps those from it that may change something."""
         self._identities = identities
         self._limits = limits
         self._check_usable = check_usable
+        self._check_writable = check_writable
         self._observer = observer
 
     def route(self, endpoint: Endpoint) -> Route:
@@ -200,6 +205,8 @@ class Entrance:
             who = authenticate(request, self._identities)
             require(who, endpoint.roles)
             self._check_usable()
+            if endpoint.method != "GET":
+                self._check_writable()
             if endpoint.query is None:
                 reading.refuse_query(request)
             with self._room(endpoint, request):

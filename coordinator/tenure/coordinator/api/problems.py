@@ -54,6 +54,7 @@ STATUS: Final[Mapping[Code, int]] = {
     Code.NOT_MIGRATED: 503,
     Code.SCHEMA_TOO_NEW: 503,
     Code.UNAVAILABLE: 503,
+    Code.STANDBY_NOT_ANSWERING: 503,
     Code.OVERLOADED: 503,
     Code.INTERNAL_REFUSED: 500,
     Code.INTERNAL_ERROR: 500,
@@ -88,6 +89,8 @@ NEXT_STEP: Final[Mapping[Code, str]] = {
     Code.NOT_MIGRATED: "An operator runs `tenure migrate up`; then repeat the same request.",
     Code.SCHEMA_TOO_NEW: "An operator upgrades this coordinator; then repeat the same request.",
     Code.UNAVAILABLE: "Repeat the same request with the same ids.",
+    Code.STANDBY_NOT_ANSWERING: "Repeat the same request with the same ids; an operator brings the"
+    " standby back, or takes it out of synchronous_standby_names.",
     Code.OVERLOADED: "Repeat the same request with the same ids, a little later.",
     Code.INTERNAL_REFUSED: "Report it with the coordinator's log lines of this moment.",
     Code.INTERNAL_ERROR: "Report it with the coordinator's log lines of this moment.",

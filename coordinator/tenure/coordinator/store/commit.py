@@ -48,7 +48,7 @@ from tenure.coordinator.core.decisions import (
     TaskCreated,
 )
 from tenure.coordinator.core.ranking import Placement, Score
-from tenure.coordinator.store.postgres import Asked, json_text
+from tenure.coordinator.store.postgres import NEVER_CANCELLED, Asked, json_text
 from tenure.coordinator.store.rows import (
     optional_datetime,
     reply_to_text,
@@ -111,7 +111,7 @@ async def commit(
     At most ``MAX_ITEMS`` items. Raises what asyncpg raises; when the connection was lost the
     outcome is unknown, and repeating the same items is safe: what was applied is not applied again.
     """
-    row = await asked.fetchrow(_COMMIT, *arguments(items, seen, prefix))
+    row = await asked.fetchrow(_COMMIT, *arguments(items, seen, prefix), timeout=NEVER_CANCELLED)
     assert row is not None
     return Committed(
         outcomes=tuple(ItemOutcome(value) for value in row["outcomes"] or ()),

@@ -4,8 +4,9 @@ Limits (statement, lock and transaction timeouts) sit on the service's role, so 
 behind a pooler too; the client's own deadlines are longer than those.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, TypeAlias
 
 import asyncpg
@@ -16,6 +17,7 @@ from pydantic_core import to_json
 from tenure.settings.addresses import Address, asked
 
 __all__ = [
+    "NEVER_CANCELLED",
     "Asked",
     "ConnectionLost",
     "Pool",
@@ -25,12 +27,16 @@ __all__ = [
     "blames_an_item",
     "json_text",
     "open_pool",
+    "warnings_of",
 ]
 
 COMMAND_TIMEOUT_SECONDS: Final = 5.0
 """Above the limits on the roles, so that the server speaks first; and short enough for a second try
 before the deadline of a command."""
 CONNECT_TIMEOUT_SECONDS: Final = 5.0
+
+NEVER_CANCELLED: Final = 86_400.0
+"""The driver's timeout where ``answering`` has one of its own."""
 
 Asked: TypeAlias = "Pool | PoolConnectionProxy[Record]"
 """Both answer ``fetch`` and ``fetchrow``."""
@@ -124,22 +130,55 @@ async def open_pool(
 
 @asynccontextmanager
 async def answering(
-    pool: Pool, *, timeout_seconds: float | None = None
+    pool: Pool, *, timeout_seconds: float | None = None, answer_seconds: float | None = None
 ) -> AsyncIterator["PoolConnectionProxy[Record]"]:
-    """A connection for one statement. ``timeout_seconds``: how long to wait for a free one.
+    """A connection for one statement. ``timeout_seconds``: how long to wait for a free one;
+    ``answer_seconds``: for the answer, ``COMMAND_TIMEOUT_SECONDS`` unless given.
 
-    When the statement is not answered in time, neither this connection nor any other that is open
-    is used again. A server that lives answers sooner, if only by its ``statement_timeout``: so the
-    path to it was lost without a word, and with it, as a rule, every other connection of the pool.
-    Each would cost a timeout of its own.
+    Raises TimeoutError when the statement is not answered in time: then neither this connection nor
+    any other that is open is used again. A server that lives answers sooner, if only by its
+    ``statement_timeout``: so the path to it was lost without a word, and with it, as a rule, every
+    other connection of the pool. Each would cost a timeout of its own. Or it is a commit that waits
+    for a standby. The connection is closed and nothing is cancelled: the driver's own timeout would
+    cancel that wait, and leave a commit behind that is on one server only.
     """
+    overdue = False
+
+    def give_up() -> None:
+        nonlocal overdue
+        overdue = True
+        connection.terminate()
+
     async with pool.acquire(timeout=timeout_seconds) as connection:
+        seconds = COMMAND_TIMEOUT_SECONDS if answer_seconds is None else answer_seconds
+        timer = asyncio.get_running_loop().call_later(seconds, give_up)
         try:
             yield connection
-        except TimeoutError:
+        except (TimeoutError, *ConnectionLost) as error:
+            if not overdue and not isinstance(error, TimeoutError):
+                raise
             connection.terminate()  # else the pool waits as long again for the end of the statement
             await pool.expire_connections()
-            raise
+            raise TimeoutError("the database did not answer in time") from error
+        finally:
+            timer.cancel()
+
+
+@contextmanager
+def warnings_of(connection: "PoolConnectionProxy[Record]") -> Iterator[list[str]]:
+    """What the server warns of meanwhile. Of a commit: that its wait for a standby was ended, for
+    nothing else of ours warns."""
+    warnings: list[str] = []
+
+    def note(_: object, message: Any) -> None:
+        if message.severity_en == "WARNING":
+            warnings.append(message.message)
+
+    connection.add_log_listener(note)
+    try:
+        yield warnings
+    finally:
+        connection.remove_log_listener(note)
 
 
 async def _prepare_connection(connection: asyncpg.Connection) -> None:

@@ -15,7 +15,13 @@ from tenacity import (
 )
 
 from tenure.coordinator.errors import Unavailable
-from tenure.coordinator.store.postgres import ConnectionLost, Pool, PostgresError, answering
+from tenure.coordinator.store.postgres import (
+    NEVER_CANCELLED,
+    ConnectionLost,
+    Pool,
+    PostgresError,
+    answering,
+)
 
 _TRANSIENT_CLASSES: Final = (
     "08",  # connection
@@ -75,5 +81,7 @@ class PoolReader:
 
     async def _once(self, query: str, arguments: tuple[Any, ...]) -> list[Record]:
         timeout = self._deadline_seconds / 2
-        async with answering(self._pool, timeout_seconds=timeout) as connection:
-            return await connection.fetch(query, *arguments, timeout=timeout)
+        async with answering(
+            self._pool, timeout_seconds=timeout, answer_seconds=timeout
+        ) as connection:
+            return await connection.fetch(query, *arguments, timeout=NEVER_CANCELLED)

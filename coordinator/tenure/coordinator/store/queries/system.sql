@@ -23,6 +23,16 @@ select
 from tenure.relay_shards s
 order by s.shard
 
+-- name: waiting_for_standby
+-- Commits that have waited for a synchronous standby for longer than $1.
+select count(*) from pg_stat_activity
+where datname = current_database() and wait_event = 'SyncRep'
+    and query_start < clock_timestamp() - $1::interval
+
+-- name: probe_standby
+-- Writes something that nobody reads, so that its commit waits for the standby.
+select pg_logical_emit_message(true, 'tenure', '')
+
 -- name: log_size
 -- Of the log on disk, and how many rows (up to $1) no partition was made for in time.
 select
