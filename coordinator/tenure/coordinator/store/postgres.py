@@ -6,7 +6,7 @@ behind a pooler too; the client's own deadlines are longer than those.
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeAlias
 
 import asyncpg
@@ -157,7 +157,8 @@ async def answering(
         except (TimeoutError, *ConnectionLost) as error:
             if not overdue and not isinstance(error, TimeoutError):
                 raise
-            connection.terminate()  # else the pool waits as long again for the end of the statement
+            if not overdue:
+                connection.terminate()  # else the pool waits as long again for the statement's end
             await pool.expire_connections()
             raise TimeoutError("the database did not answer in time") from error
         finally:
@@ -178,7 +179,8 @@ def warnings_of(connection: "PoolConnectionProxy[Record]") -> Iterator[list[str]
     try:
         yield warnings
     finally:
-        connection.remove_log_listener(note)
+        with suppress(asyncpg.InterfaceError):  # one that was closed belongs to nobody any more
+            connection.remove_log_listener(note)
 
 
 async def _prepare_connection(connection: asyncpg.Connection) -> None:
