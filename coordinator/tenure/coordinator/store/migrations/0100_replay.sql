@@ -61,12 +61,16 @@ create table replay_changes (
 );
 create index replay_changes_of on replay_changes (replay_id, at);
 
+-- Whoever looks for the next rows of a range reads them in the order of the index and stops: a bitmap
+-- of the whole range, to be sorted, would cost as much as the range is long, however few are wanted.
+
 -- Up to where every shard's cursor has passed every row: what is beyond is not published so far, and
 -- no replay overtakes it.
 create function replay_horizon() returns bigint
 language sql stable security definer
 set search_path = tenure, pg_temp
 set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
     select coalesce(
         (
@@ -105,6 +109,7 @@ returns bigint
 language plpgsql stable
 set search_path = tenure, pg_temp
 set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 begin
     if r.order_key is not null then
@@ -139,6 +144,7 @@ create function replay_asked(p_filter jsonb) returns replays
 language plpgsql stable
 set search_path = tenure, pg_temp
 set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
     r replays;
@@ -216,12 +222,14 @@ create function replay_preview(
 language plpgsql volatile security definer
 set search_path = tenure, pg_temp
 set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
     r replays := replay_asked(p_filter);
     pieces constant integer := 40;
     piece constant bigint := 1000;
     v_span bigint;
+    v_looked_to bigint := replay_scan_end(r, r.position, r.to_position, 5000);
 begin
     from_position := r.from_position;
     to_position := r.to_position;
@@ -267,7 +275,7 @@ begin
         select l.* from (
             select b.* from log b
             where r.order_key is null and b.position > r.position
-                and b.position <= replay_scan_end(r, r.position, r.to_position, 20000)
+                and b.position <= v_looked_to
             order by b.position
         ) l
         where replay_matches(r, l)
@@ -459,6 +467,7 @@ create function replay_read(
 language plpgsql volatile security definer
 set search_path = tenure, pg_temp
 set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
