@@ -62,10 +62,14 @@ sigterms: install system-deps ## End executors by SIGTERM at 200 random instants
 explore: install ## Explore larger worlds of decisions than the tests do, some minutes
 	@$(BIN)/python -m tests.support.explore $(ARGS)
 
-# Beside it stands whatever else takes minutes and kills processes: a trial is a program of tests/trials.
+# What takes minutes and kills processes: a trial is a program of tests/trials.
 .PHONY: trial-authority
 trial-authority: install system-deps ## Kill replicas and executors for two minutes under 10,000 tasks; ARGS="--seed N"
 	@$(BIN)/python -m tests.trials.authority $(ARGS)
+
+.PHONY: chaos
+chaos: install system-deps ## Kill, suspend and poison everything for ten minutes; ARGS="--seconds 60 --seed 7"
+	@$(BIN)/python -m tests.trials.chaos $(ARGS)
 
 .PHONY: conformance
 conformance: install test-deps $(if $(filter external docker,$(TENURE_TEST_SERVICES)),,system-deps) ## Run the tests of the requirements; writes docs/requirements.md

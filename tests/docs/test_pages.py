@@ -43,6 +43,7 @@ SKIPPED = {
     "elsewhere": 6,  # another test runs the very block
     "install": 1,  # these tests run in what it made
     "picture": 2,
+    "trial": 2,  # minutes each: tests/chaos runs seconds of them
 }
 """How many blocks are not run, by name. To skip one more is to change this line."""
 

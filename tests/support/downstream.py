@@ -60,7 +60,8 @@ async def downstream(
             await owner.execute(
                 f"""
                 create table effects (
-                    position bigint generated always as identity, task_id uuid, value text
+                    position bigint generated always as identity, task_id uuid, value text,
+                    fencing_token bigint
                 );
                 grant select, insert, update, delete on effects to {role}
                 """

@@ -28,7 +28,7 @@ from tests.support.relays import all_passed
 from tests.support.services import BrokerServer, local_postgres, local_rabbitmq
 from tests.trials import strikes
 from tests.trials.people import Applications, Operators
-from tests.trials.processes import Program
+from tests.trials.processes import logged_errors
 from tests.trials.stack import COORDINATORS, EXECUTORS, LEASE_SECONDS, Stack, stack, token
 
 LEAST: Final = {"kills": 100, "expiries": 200, "late_receipts": 50, "repeated_reports": 500}
@@ -97,7 +97,7 @@ async def run(
             telling.cancel()
         figures = await _figures(made, storm)
         faults = [*left, *await _faults(made, applications, asked.tasks)]
-        faults += _logged(made.programs)
+        faults += logged_errors(made.programs)
     short = [f"{name}: {figures[name]} of {n}" for name, n in asked.least.items()
              if figures[name] < n]  # fmt: skip
     return {
@@ -192,21 +192,6 @@ async def _faults(made: Stack, applications: Applications, tasks: int) -> list[s
     if refused:
         faults.append(f"{refused} receipts refused by a fault of the coordinator")
     return faults
-
-
-def _logged(programs: Sequence[Program]) -> list[str]:
-    """What the processes themselves call an error, or did not catch."""
-    found: list[str] = []
-    for program in programs:
-        for line in program.log.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                found.append(f"{program.name} said: {line[:200]}")
-                continue
-            if entry.get("level") in ("error", "critical"):
-                found.append(f"{program.name} logged: {line[:500]}")
-    return found[:20]
 
 
 async def _tell(

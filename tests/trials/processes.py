@@ -1,6 +1,7 @@
 """Processes that are killed and started again, again and again."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -38,6 +39,11 @@ class Program:
         """It was started, and has not ended."""
         return self._process is not None and self._process.returncode is None
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process that was started last; None before."""
+        return None if self._process is None else self._process.pid
+
     async def keep(self) -> None:
         """Start it, and start it again whenever it has ended, until it is to stop."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
@@ -67,13 +73,21 @@ class Program:
         self._process.kill()
         self.kills += 1
 
-    async def suspend(self) -> None:
-        """SIGSTOP; returns once it stands still."""
+    def end_by(self, number: signal.Signals) -> None:
+        """Send a signal that ends it, perhaps not at once."""
         assert self._process is not None
+        self._killed = self._process
+        self._process.send_signal(number)
+
+    async def suspend(self) -> None:
+        """SIGSTOP; returns once it stands still, or has ended meanwhile."""
+        process = self._process
+        assert process is not None
         self.suspended = True
-        self._process.send_signal(signal.SIGSTOP)
-        pid = self._process.pid
-        await eventually(lambda: processes.is_stopped(pid))
+        process.send_signal(signal.SIGSTOP)
+        await eventually(
+            lambda: process.returncode is not None or processes.is_stopped(process.pid)
+        )
 
     def resume(self) -> None:
         """SIGCONT."""
@@ -95,5 +109,21 @@ class Program:
             process.kill()
             self.surprises.append(f"{self.name} did not end within {seconds:.0f} s")
         else:
-            if status != 0:
+            # One that was started a moment ago does not listen to signals yet.
+            if status not in (0, -signal.SIGTERM):
                 self.surprises.append(f"{self.name} ended with {status} when asked to")
+
+
+def logged_errors(programs: Sequence[Program]) -> list[str]:
+    """What the processes themselves call an error, or did not catch."""
+    found: list[str] = []
+    for program in programs:
+        for line in program.log.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                found.append(f"{program.name} said: {line[:200]}")
+                continue
+            if entry.get("level") in ("error", "critical"):
+                found.append(f"{program.name} logged: {line[:500]}")
+    return found[:20]

@@ -61,9 +61,10 @@ def executor(downstream: str) -> Executor:
         async with context.resources.transaction(context, operation="row") as effect:
             if not effect.already_done:
                 await effect.connection.execute(
-                    "insert into effects (task_id, value) values ($1, $2)",
+                    "insert into effects (task_id, value, fencing_token) values ($1, $2, $3)",
                     context.task_id,
                     input.key,
+                    context.fencing_token,
                 )
         return Done(key=input.key, ordinal=context.ordinal)
 
