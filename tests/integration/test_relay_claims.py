@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from tenure.relay.core.window import Cursor, Follow, Want
+from tenure.relay.core.rows import Cursor, Follow, Want
 from tenure.relay.errors import LogNotMigrated, LogUnavailable
 from tenure.relay.log import RelayLog, load_queries
 from tests.support.isolation import FreshDatabase, with_path

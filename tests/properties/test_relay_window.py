@@ -17,7 +17,9 @@ from hypothesis.stateful import (
 
 from tenure.relay.core.outcome import Outcome, Verdict
 from tenure.relay.core.parking import BEHIND, ParkingTerms, Unparking
-from tenure.relay.core.window import Cursor, Due, Limits, Publish, Row, Window
+from tenure.relay.core.rows import Cursor, Due, Limits, Row
+from tenure.relay.core.streams import Publish
+from tenure.relay.core.window import Window
 
 SHARDS = 2
 STREAMS = 3

@@ -17,7 +17,7 @@ from tenure.contract import topology
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoints
 from tenure.relay.config import RelaySettings
 from tenure.relay.core.replay import Bounds, Repeat
-from tenure.relay.core.window import Publish
+from tenure.relay.core.streams import Publish
 from tenure.relay.log import RelayLog
 from tenure.relay.loop import Pace, Relay
 from tenure.relay.metrics import RelayMetrics

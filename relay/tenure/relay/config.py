@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from tenure.contract.topology import DEFAULT_PREFIX, SHARD_COUNT
 from tenure.relay.core.parking import ParkingPolicy, ParkingTerms
-from tenure.relay.core.window import Limits
+from tenure.relay.core.rows import Limits
 from tenure.settings.addresses import ListenAddress, host_and_port
 from tenure.settings.process import (
     BrokerSettings,

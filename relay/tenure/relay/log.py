@@ -17,7 +17,7 @@ import asyncpg
 
 from tenure.contract.topology import LOG_CHANNEL
 from tenure.relay.core.parking import Unparked
-from tenure.relay.core.window import Cursor, Due, Follow, Row, Want
+from tenure.relay.core.rows import Cursor, Due, Follow, Row, Want
 from tenure.relay.errors import LogNotMigrated, LogRefused, LogUnavailable, LogUntrusted
 from tenure.relay.routes import Routes
 from tenure.settings.addresses import Address, asked

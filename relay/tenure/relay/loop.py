@@ -21,8 +21,10 @@ import structlog
 from tenure.contract.errors import TenureError
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoint, FaultPoints
 from tenure.relay.core.outcome import Outcome, Verdict, may_arrive_twice
+from tenure.relay.core.rows import Limits, Row
 from tenure.relay.core.shares import fair_share
-from tenure.relay.core.window import Limits, Publish, Row, Window
+from tenure.relay.core.streams import Publish
+from tenure.relay.core.window import Window
 from tenure.relay.errors import LogUnavailable
 from tenure.relay.log import RelayLog
 from tenure.relay.metrics import RelayMetrics

@@ -30,7 +30,7 @@ from tenacity.wait import wait_random_exponential
 
 from tenure.contract.errors import TenureError
 from tenure.relay.core.outcome import Outcome
-from tenure.relay.core.window import Row
+from tenure.relay.core.rows import Row
 from tenure.relay.errors import BrokerError, BrokerRefused, BrokerUnreachable, BrokerUntrusted
 from tenure.relay.frames import content_frames, method_frame
 from tenure.relay.notices import Notices

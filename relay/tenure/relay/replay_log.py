@@ -7,7 +7,7 @@ from uuid import UUID
 
 from tenure.contract.states import ReplayPause, ReplayState
 from tenure.relay.core.replay import Course, Progress, Stopped
-from tenure.relay.core.window import Row
+from tenure.relay.core.rows import Row
 from tenure.relay.log import RelayLog, load_queries
 
 

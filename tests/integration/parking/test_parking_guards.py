@@ -8,7 +8,7 @@ import pytest
 
 from tenure.relay.core.outcome import Outcome
 from tenure.relay.core.parking import BEHIND, Parking, Unparked, Unparking
-from tenure.relay.core.window import Cursor
+from tenure.relay.core.rows import Cursor
 from tenure.relay.errors import LogUnavailable
 from tenure.relay.log import RelayLog
 from tests.support.isolation import FreshDatabase

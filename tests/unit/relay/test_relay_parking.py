@@ -13,7 +13,9 @@ from tenure.relay.core.parking import (
     short,
     should_park,
 )
-from tenure.relay.core.window import Due, Limits, Publish, Row, Window
+from tenure.relay.core.rows import Due, Limits, Row
+from tenure.relay.core.streams import Publish
+from tenure.relay.core.window import Window
 
 SECOND = 1_000_000
 TERMS = ParkingTerms(after=30 * SECOND, rows_per_shard=3)

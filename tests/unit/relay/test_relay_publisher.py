@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from tenure.relay.core.outcome import Outcome
-from tenure.relay.core.window import Limits, Publish, Row, Window
+from tenure.relay.core.rows import Limits, Row
+from tenure.relay.core.streams import Publish
+from tenure.relay.core.window import Window
 from tenure.relay.publisher import _UNBLOCKED, Publisher, _coded, _Pending, _Session
 
 TIMEOUT = 10.0

@@ -6,7 +6,9 @@ import pytest
 
 from tenure.relay.core.outcome import Outcome, Verdict, judge, may_arrive_twice
 from tenure.relay.core.parking import ParkingTerms
-from tenure.relay.core.window import Cursor, Limits, Publish, Row, Window
+from tenure.relay.core.rows import Cursor, Limits, Row
+from tenure.relay.core.streams import Publish
+from tenure.relay.core.window import Window
 
 CALM = 0.5
 SECOND = 1_000_000

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tenure.contract.states import ReplayPause
 from tenure.relay.core.outcome import Outcome, Verdict
 from tenure.relay.core.replay import SECOND, Allowance, Bounds, Course, Progress, Repeat
-from tenure.relay.core.window import Row
+from tenure.relay.core.rows import Row
 
 
 def row(position: int, stream: str = "a", size: int = 10) -> Row:

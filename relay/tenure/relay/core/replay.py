@@ -15,7 +15,7 @@ from typing import Final
 
 from tenure.contract.states import ReplayPause
 from tenure.relay.core.outcome import Outcome, Verdict, judge
-from tenure.relay.core.window import Row
+from tenure.relay.core.rows import Row
 
 SECOND: Final = 1_000_000
 _BURSTS_A_SECOND: Final = 10

@@ -18,173 +18,22 @@ it; one that has not, or has no room for what came, reads by itself until it has
 Instants and durations are integer microseconds on any one monotonic clock.
 """
 
-import heapq
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from tenure.relay.core.outcome import Outcome, Verdict, judge
 from tenure.relay.core.parking import (
     BEHIND,
     Parking,
     ParkingPolicy,
-    ParkingTerms,
     Unparked,
     Unparking,
     retry_after,
     short,
     should_park,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of the window. ``rows`` and ``body_bytes`` are shared equally by ``shards`` shards."""
-
-    rows: int = 16_384
-    body_bytes: int = 32 * 1024 * 1024
-    shards: int = 64
-    in_flight: int = 1_000
-    rows_per_read: int = 2_000
-    body_bytes_per_read: int = 4 * 1024 * 1024
-    backoff_base: int = 100_000
-    backoff_cap: int = 30_000_000
-    parking: ParkingTerms = field(default_factory=ParkingTerms)
-
-    @property
-    def rows_per_shard(self) -> int:
-        """How many rows between cursor and read position a shard may have; at least 1."""
-        return max(1, self.rows // self.shards)
-
-    @property
-    def body_bytes_per_shard(self) -> int:
-        """How many bytes of bodies a shard may hold before it stops reading; at least 1."""
-        return max(1, self.body_bytes // self.shards)
-
-
-class Row(NamedTuple):
-    """One row of the log. ``stream`` identifies (entity_type, entity_id); ``attempt_id`` is the
-    attempt it is about, if any; ``replay_id`` the replay that publishes it once more."""
-
-    position: int
-    shard: int
-    stream: Hashable
-    event_id: str
-    exchange: str
-    routing_key: str
-    required: bool
-    body: bytes
-    attempt_id: str | None = None
-    replay_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """Read rows of ``shard`` after position ``after``: at most ``rows``, and none after the one
-    that brings the bodies to ``body_bytes``."""
-
-    shard: int
-    after: int
-    rows: int
-    body_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Follow:
-    """Read rows of ``shards`` after position ``after``, by position: at most ``rows``, and none
-    after the one that brings the bodies to ``body_bytes``."""
-
-    shards: Sequence[int]
-    after: int
-    rows: int
-    body_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """A cursor that may move, under the claim it belongs to, and what is parked by the move."""
-
-    shard: int
-    claim_token: int
-    position: int
-    parkings: tuple[Parking, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """A parked row that may be published now, after ``tries`` since it was parked, or skipped."""
-
-    row: Row
-    tries: int
-    skip: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class Publish:
-    """A row in the window, handed out by ``take`` and handed back to ``settle``."""
-
-    position: int
-    _stream: "_Stream"
-    _shard: "_Shard"
-    _row: Row | None  # gone once published, while its position waits for the cursor
-    _next: "Publish | None" = None  # of the same stream
-    _parking: Parking | None = None  # how it will be parked once the cursor comes to it
-    _tries: int | None = None  # since it was parked; None: it is read from the log
-    _skip: bool = False  # it was parked, and is not to be published any more
-
-    @property
-    def row(self) -> Row:
-        """What to publish. Raises ValueError once it is published."""
-        if self._row is None:
-            raise ValueError(f"position {self.position} is published")
-        return self._row
-
-
-@dataclass(eq=False, slots=True)
-class _Stream:
-    key: Hashable
-    first: Publish | None = None  # of those that are not published; it may be in flight
-    last: Publish | None = None
-    in_flight: Publish | None = None
-    failures: int = 0
-    failed: Outcome | None = None  # why its first row is not published, once it was tried
-    failing_since: int = 0
-    paused: bool = False
-    suspect: bool = False
-    # Something of it is parked, or will be, and holds it: nothing is read into ``first``.
-    held: bool = False
-    due: deque[Publish] = field(default_factory=deque)  # parked rows that may go, in order
-
-    @property
-    def ahead(self) -> Publish | None:
-        """What is published next, if anything may be."""
-        return self.due[0] if self.due else self.first
-
-
-@dataclass(eq=False, slots=True)
-class _Shard:
-    number: int
-    claim_token: int
-    stored: int  # the cursor, as the database has it
-    passable_to: int  # everything up to here is published
-    read_to: int  # every row up to here was read
-    rows: deque[Publish] = field(default_factory=deque)  # the positions in between
-    body_bytes: int = 0
-    behind: bool = True  # reads by itself
-    open: bool = True
-    in_flight: int = 0
-    taken_to: int = 0  # the last position that was ever taken
-    leave_by: int | None = None  # handed over: nothing new is begun
-    parked: int = 0  # rows, as the database has it
-    passed: list[Publish] = field(default_factory=list)  # and not parked yet
-    aside: dict[Hashable, _Stream] = field(default_factory=dict)  # something of them is parked
-    unparked: list[Unparked] = field(default_factory=list)  # not noted in the database yet
-
-    @property
-    def row_count(self) -> int:
-        """Rows between the cursor and what was read that are neither published nor parked."""
-        return len(self.rows) + len(self.passed)
+from tenure.relay.core.rows import Cursor, Due, Follow, Limits, Row, Want
+from tenure.relay.core.streams import Publish, Shard, Stream, Turns
 
 
 class Window:
@@ -192,13 +41,9 @@ class Window:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._shards: dict[int, _Shard] = {}
-        self._streams: dict[Hashable, _Stream] = {}
-        self._ready: deque[_Stream] = deque()
-        self._suspects: deque[_Stream] = deque()  # ready as well; they go alone
-        self._pauses: list[tuple[int, int, _Stream]] = []
-        self._pause_count = 0
-        self._in_flight = 0
+        self._shards: dict[int, Shard] = {}
+        self._streams: dict[Hashable, Stream] = {}
+        self._turns = Turns(limits.in_flight, limits.backoff_base, limits.backoff_cap)
         self._due = 0
         self._movable: set[int] = set()
 
@@ -216,7 +61,7 @@ class Window:
         """A claim begins: rows after ``position`` are not known to be published. Of the shard
         ``parked`` rows are parked, and the streams in ``held`` wait for some of them."""
         self.close(shard)
-        opened = self._shards[shard] = _Shard(
+        opened = self._shards[shard] = Shard(
             number=shard,
             claim_token=claim_token,
             stored=position,
@@ -356,7 +201,7 @@ class Window:
                 shard.read_to = max(shard.read_to, reached)
         return cut
 
-    def _append(self, shard: _Shard, row: Row) -> None:
+    def _append(self, shard: Shard, row: Row) -> None:
         stream = self._stream(row.stream)
         publish = Publish(row.position, stream, shard, row)
         shard.rows.append(publish)
@@ -368,10 +213,10 @@ class Window:
         else:
             self._link(publish)
 
-    def _stream(self, key: Hashable) -> _Stream:
+    def _stream(self, key: Hashable) -> Stream:
         stream = self._streams.get(key)
         if stream is None:
-            stream = self._streams[key] = _Stream(key)
+            stream = self._streams[key] = Stream(key)
         return stream
 
     def _link(self, publish: Publish) -> None:
@@ -379,48 +224,16 @@ class Window:
         if stream.last is None:
             stream.first = stream.last = publish
             if stream.in_flight is None and not stream.paused:
-                self._enqueue(stream)
+                self._turns.enqueue(stream)
         else:
             stream.last._next = publish
             stream.last = publish
-
-    def _enqueue(self, stream: _Stream) -> None:
-        (self._suspects if stream.suspect else self._ready).append(stream)
 
     # Publishing
 
     def take(self, now: int, limit: int) -> list[Publish]:
         """Up to ``limit`` rows to publish now, one a stream; who waited longest comes first."""
-        while self._pauses and self._pauses[0][0] <= now:
-            _, _, stream = heapq.heappop(self._pauses)
-            stream.paused = False
-            self._enqueue(stream)
-        room = min(limit, self._limits.in_flight - self._in_flight)
-        taken: list[Publish] = []
-        if self._suspects and self._in_flight == 0:
-            taken = self._take_from(self._suspects, min(room, 1))
-        if not self._suspects and not taken:  # what goes alone waits for the others, they for it
-            taken = self._take_from(self._ready, room)
-        self._in_flight += len(taken)
-        return taken
-
-    def _take_from(self, ready: deque[_Stream], room: int) -> list[Publish]:
-        taken: list[Publish] = []
-        while ready and len(taken) < room:
-            stream = ready.popleft()
-            first = stream.ahead
-            if first is None or stream.in_flight is not None:
-                continue  # its shard was closed meanwhile, or it is held
-            shard = first._shard
-            if shard.leave_by is not None and (
-                first._tries is not None or first.position > shard.taken_to
-            ):
-                continue  # whoever is next publishes it
-            shard.taken_to = max(shard.taken_to, first.position)
-            shard.in_flight += 1
-            stream.in_flight = first
-            taken.append(first)
-        return taken
+        return self._turns.take(now, limit)
 
     def settle(
         self, publish: Publish, outcome: Outcome, now: int, jitter: float, detail: str = ""
@@ -429,11 +242,8 @@ class Window:
         stream = publish._stream
         if stream.in_flight is not publish:
             raise ValueError(f"position {publish.position} is not in flight")
-        stream.in_flight = None
-        self._in_flight -= 1
-        publish._shard.in_flight -= 1
+        self._turns.settle(publish, outcome)
         verdict = judge(outcome, required=publish.row.required)
-        self._suspect(stream, outcome)
         shard = publish._shard
         if not shard.open or verdict in (Verdict.AGAIN, Verdict.AGAIN_ALONE):
             self._next(stream)
@@ -466,27 +276,12 @@ class Window:
             ):
                 self._park(publish, outcome, jitter, detail)
                 return Verdict.PARKED
-            stream.paused = True
-            self._pause_count += 1
-            end = now + self._pause_length(stream.failures, jitter)
-            heapq.heappush(self._pauses, (end, self._pause_count, stream))
+            self._turns.pause(stream, now, jitter)
         return verdict
 
-    def _suspect(self, stream: _Stream, outcome: Outcome) -> None:
-        if outcome is Outcome.SUSPECTED:
-            stream.suspect = True
-        elif outcome is Outcome.REFUSED:
-            stream.suspect = True  # until it is parked
-            for other in self._suspects:  # it was this one
-                other.suspect = False
-            self._ready.extend(self._suspects)
-            self._suspects.clear()
-        elif outcome is not Outcome.LOST:
-            stream.suspect = False
-
-    def _next(self, stream: _Stream) -> None:
+    def _next(self, stream: Stream) -> None:
         if stream.ahead is not None:
-            self._enqueue(stream)
+            self._turns.enqueue(stream)
         elif not stream.held:
             self._streams.pop(stream.key, None)
 
@@ -497,12 +292,7 @@ class Window:
         if stream.first is None:
             stream.last = None
 
-    def _pause_length(self, failures: int, jitter: float) -> int:
-        """Full jitter: anything up to a bound that doubles with each failure in a row."""
-        bound = min(self._limits.backoff_cap, self._limits.backoff_base << min(failures - 1, 32))
-        return int(bound * jitter)
-
-    def _pass(self, shard: _Shard) -> None:
+    def _pass(self, shard: Shard) -> None:
         rows = shard.rows
         while rows:
             first = rows[0]
@@ -521,10 +311,10 @@ class Window:
         """Whether something of the shard is parked, or will be by its next move."""
         return bool(self._shards[shard].parked or self._shards[shard].passed)
 
-    def _has_room(self, shard: _Shard) -> bool:
+    def _has_room(self, shard: Shard) -> bool:
         return shard.parked + len(shard.passed) < self._limits.parking.rows_per_shard
 
-    def _hold(self, shard: _Shard, stream: _Stream) -> None:
+    def _hold(self, shard: Shard, stream: Stream) -> None:
         stream.held = True
         shard.aside[stream.key] = stream
 
@@ -560,9 +350,9 @@ class Window:
             self._due += 1
             self._skip(stream)
             if len(stream.due) == 1 and stream.in_flight is None:
-                self._enqueue(stream)
+                self._turns.enqueue(stream)
 
-    def _skip(self, stream: _Stream) -> None:
+    def _skip(self, stream: Stream) -> None:
         while stream.due and stream.due[0]._skip and stream.in_flight is not stream.due[0]:
             self._unpark(stream.due[0], Unparking.SKIPPED)
 
@@ -622,7 +412,7 @@ class Window:
             if stream.in_flight is None and not stream.paused and not stream.due:
                 self._next(stream)
 
-    def _release(self, shard: _Shard, stream: _Stream) -> None:
+    def _release(self, shard: Shard, stream: Stream) -> None:
         if not stream.held or any(publish._stream is stream for publish in shard.passed):
             return  # what is passed will be parked, and holds the stream again
         stream.held = False
@@ -667,7 +457,7 @@ class Window:
     @property
     def in_flight(self) -> int:
         """Unconfirmed publishes."""
-        return self._in_flight
+        return self._turns.in_flight
 
     @property
     def rows(self) -> int:
@@ -701,12 +491,12 @@ class Window:
 
     def next_retry(self) -> int | None:
         """When the first paused stream may go on."""
-        return self._pauses[0][0] if self._pauses else None
+        return self._turns.next_retry()
 
     @property
     def has_ready(self) -> bool:
         """Whether some stream could publish now, were there room."""
-        return bool(self._ready or self._suspects)
+        return self._turns.any_ready
 
 
 def _behind(publish: Publish) -> Parking:
