@@ -20,7 +20,7 @@ alter table tenants add column pauses json;
 
 -- These pauses, from their rows; null: none. Instants in microseconds.
 create function pauses_of(p_tenant text) returns json
-language sql stable
+language sql stable security definer
 set search_path = tenure, pg_temp
 as $$
     select json_agg(json_build_object(

@@ -40,7 +40,7 @@ alter table tenants add column limits json;
 
 -- These, from their rows; null: none.
 create function limits_of(p_tenant text) returns json
-language sql stable
+language sql stable security definer
 set search_path = tenure, pg_temp
 as $$
     select json_agg(json_build_object(
