@@ -248,7 +248,7 @@ async def test_with_the_broker_away_memory_stays_bounded_whatever_the_backlog(
         window = parts.relay.window
         for claim in await parts.log.claim(64):
             window.open(claim.shard, claim.claim_token, claim.position)
-            parts.relay._trusted_until[claim.shard] = float("inf")
+            parts.relay._claims.trust(claim.shard, float("inf"))
 
         async def full() -> bool:
             largest["rows"] = max(largest["rows"], window.rows)

@@ -19,8 +19,9 @@ from tenure.relay.config import RelaySettings
 from tenure.relay.core.replay import Bounds, Repeat
 from tenure.relay.core.streams import Publish
 from tenure.relay.log import RelayLog
-from tenure.relay.loop import Pace, Relay
+from tenure.relay.loop import Relay
 from tenure.relay.metrics import RelayMetrics
+from tenure.relay.pace import Pace
 from tenure.relay.publisher import Publisher, PublishT
 from tenure.relay.replay import ReplayPace, Replays
 from tenure.relay.replay_log import ReplayLog

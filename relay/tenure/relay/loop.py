@@ -3,54 +3,34 @@
 All decisions are the window's; all that can fail is the log's or the publisher's. The loop never
 stops for either: without the database it goes on with what it holds until its claims run out, and
 without the broker it holds what it has read and reads no more than fits.
-
-A claim is trusted from before the request that gave it, for the time asked for: a relay that was
-paused stops publishing a shard no later than another may take it.
 """
 
 import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 import structlog
 
 from tenure.contract.errors import TenureError
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoint, FaultPoints
+from tenure.relay.claims import Claims
 from tenure.relay.core.outcome import Outcome, Verdict, may_arrive_twice
 from tenure.relay.core.rows import Limits, Row
-from tenure.relay.core.shares import fair_share
 from tenure.relay.core.streams import Publish
 from tenure.relay.core.window import Window
 from tenure.relay.errors import LogUnavailable
 from tenure.relay.log import RelayLog
 from tenure.relay.metrics import RelayMetrics
 from tenure.relay.notices import Notices
+from tenure.relay.pace import Pace
 from tenure.relay.publisher import Publisher, Settled
 
 _BATCH_ROWS: Final = 256
 _REPEAT_CAP_SECONDS: Final = 5.0
 _FAILURES_LOGGED_EVERY_SECONDS: Final = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How often the loop does what. Seconds."""
-
-    claim_seconds: float = 4.0
-    attend_seconds: float = 0.5  # how soon a relay that comes or goes changes the others' shares
-    claim_poll_seconds: float = 0.2  # while shards are due to this relay that others have
-    due_seconds: float = 0.5  # how soon a request about a parked row is seen
-    hand_over_seconds: float = 3.0  # how long a failing row holds up the hand-over of its shard
-    poll_seconds: float = 0.01  # while rows come
-    idle_poll_seconds: float = 0.05
-    idle_after_seconds: float = 5.0
-    listening_poll_seconds: float = 0.1  # while hints tell of new rows
-    advance_seconds: float = 0.05
-    drain_seconds: float = 5.0
 
 
 class Relay:
@@ -79,17 +59,20 @@ class Relay:
         self._clock = clock
         self._chance = chance
         self._window = Window(limits)
-        self._trusted_until: dict[int, float] = {}
+        self._claims = Claims(
+            log,
+            self._window,
+            metrics,
+            shards=limits.shards,
+            pace=pace,
+            usable=lambda: publisher.usable,
+            clock=clock,
+            chance=chance,
+        )
         self._look_at = 0.0
         self._last_rows = 0.0
-        self._renew_at = 0.0
-        self._claim_at = 0.0
-        self._attend_at = 0.0
         self._due_at = 0.0
-        self._unknown: dict[int, int] = {}  # claims to be given up, token by shard
-        self._share = 0
         self._advance_at = 0.0
-        self._unusable_since: float | None = None
         self._database_failures = 0
         self._database_at = 0.0
         self._database_well = False
@@ -128,16 +111,16 @@ class Relay:
         while not stop.is_set():
             self._wake.clear()
             await self._settle()
-            self._drop_untrusted()
+            self._claims.drop_untrusted()
             await self._ask(
-                self._keep_claims,
+                self._claims.keep,
                 self._judge_returned,
                 self._note_unparked,
                 self._take_up,
                 self._read,
             )
             await self._publish()
-            await self._ask(self._advance, self._hand_over)
+            await self._ask(self._advance, self._claims.hand_over)
             if not stop.is_set():
                 await self._pause()
         await self._drain()
@@ -251,119 +234,10 @@ class Relay:
                 self._database_well = True
                 self._notices.well()
 
-    async def _keep_claims(self) -> None:
-        now = self._clock()
-        if self._publisher.usable:
-            self._unusable_since = None
-        elif self._unusable_since is None:
-            self._unusable_since = now
-        elif now - self._unusable_since > 2 * self._pace.claim_seconds and self._trusted_until:
-            # Another relay may reach a broker that this one does not.
-            await self._log.leave()
-            await self._log.release(self._window.claims)
-            for shard in list(self._trusted_until):
-                self._drop(shard)
-        if self._unknown:
-            await self._log.release(self._unknown)
-            self._unknown.clear()
-        await self._renew()
-        if now >= self._attend_at:
-            await self._attend()
-        if len(self._trusted_until) < self._share and now >= self._claim_at:
-            await self._claim()
-        self._metrics.claims.set(len(self._trusted_until))
-        self._metrics.share.set(self._share)
-
-    async def _attend(self) -> None:
-        """Learn the own share, and begin to hand over what is more than that."""
-        now = self._clock()
-        self._attend_at = now + self._pace.attend_seconds * (0.5 + self._chance())
-        if not self._publisher.usable:
-            self._share = 0  # takes nothing more, and keeps for a while what it has
-            await self._log.check()
-            return
-        relays, earlier = await self._log.attend()
-        self._share = fair_share(self._limits.shards, relays, earlier)
-        leaving = self._window.leaving()
-        surplus = len(self._trusted_until) - len(leaving) - self._share
-        if surplus <= 0:
-            return
-        # Any of them: so busy and idle ones go in proportion.
-        staying = sorted(self._trusted_until.keys() - leaving, key=lambda _: self._chance())
-        by = self._microseconds() + int(self._pace.hand_over_seconds * 1_000_000)
-        for shard in staying[:surplus]:
-            self._window.leave(shard, by)
-
-    async def _hand_over(self) -> None:
-        """Give back what is settled of the shards that leave."""
-        left = self._window.left(self._microseconds())
-        if not left:
-            return
-        await self._log.release(left)
-        for shard in left:
-            self._drop(shard)
-        self._metrics.handed_over.inc(len(left))
-
-    async def _claim(self) -> None:
-        now = self._clock()
-        self._claim_at = now + self._pace.claim_poll_seconds * (0.5 + self._chance())
-        claims = await self._log.claim(self._share)
-        aside = [claim.shard for claim in claims if claim.parked]
-        held = await self._log.held(aside) if aside else {}
-        for claim in claims:
-            self._window.open(
-                claim.shard,
-                claim.claim_token,
-                claim.position,
-                parked=claim.parked,
-                held=held.get(claim.shard, ()),
-            )
-            self._trusted_until[claim.shard] = now + self._pace.claim_seconds
-        self._renew_at = min(self._renew_at, now + self._pace.claim_seconds / 3)
-
-    async def _renew(self) -> None:
-        now = self._clock()
-        if now < self._renew_at:
-            return
-        claims = self._window.claims
-        if not claims:
-            return
-        self._keep(claims, await self._log.renew(claims), now)
-        self._renew_at = now + self._pace.claim_seconds / 3
-
-    def _keep(self, claims: Iterable[int], held: set[int], asked_at: float) -> None:
-        """Of ``claims`` the ones in ``held`` were prolonged by a request sent at ``asked_at``."""
-        for shard in claims:
-            if shard in held:
-                self._trusted_until[shard] = asked_at + self._pace.claim_seconds
-            else:
-                self._drop(shard)
-                self._metrics.claims_lost.inc()
-
-    def _drop_untrusted(self) -> None:
-        now = self._clock()
-        over = [shard for shard, until in self._trusted_until.items() if until <= now]
-        for shard in over:
-            self._drop(shard)
-            self._metrics.claims_lost.inc()
-
-    def _forget(self, claims: Mapping[int, int]) -> None:
-        """What a call for these claims did to parked rows is not known, and may still be done: give
-        them up. The next claim's token keeps that call from doing any more, and tells what it did.
-        """
-        for shard, claim_token in claims.items():
-            if shard in self._trusted_until:
-                self._unknown[shard] = claim_token
-                self._drop(shard)
-
-    def _drop(self, shard: int) -> None:
-        self._window.close(shard)
-        self._trusted_until.pop(shard, None)
-
     async def _read(self) -> None:
         """Whoever is behind reads at once; all others when it is time to look, and before their
         cursors move: what a cursor passes was read before what is read now."""
-        if not self._trusted_until:
+        if not self._window.claims:
             return
         found = 0
         if wanted := self._window.wanted():
@@ -409,7 +283,7 @@ class Relay:
         try:
             moved = await self._log.advance(cursors)
         except LogUnavailable:
-            self._forget(
+            self._claims.forget(
                 {
                     each.shard: each.claim_token
                     for each in cursors
@@ -424,8 +298,7 @@ class Relay:
         if unmoved:
             # Lost to another relay, which goes on from the stored cursor; or an earlier call moved
             # it and its answer was lost.
-            asked_at = self._clock()
-            self._keep(unmoved, await self._log.renew(unmoved), asked_at)
+            await self._claims.ask_again(unmoved)
         for cursor in cursors:
             self._window.moved(cursor)  # without effect where the claim was dropped
 
@@ -450,13 +323,12 @@ class Relay:
         try:
             noted = await self._log.unpark(unparked)
         except LogUnavailable:
-            self._forget(claims)
+            self._claims.forget(claims)
             raise
         await self._faults.reach(FaultPoint.AFTER_UNPARK)
         released = [stream for stream, held in noted.items() if not held]
         self._window.noted([each for each in unparked if each.stream in noted], released)
-        lost = {each.shard for each in unparked if each.stream not in noted}
-        self._keep(lost, set(), self._clock())
+        self._claims.lose({each.shard for each in unparked if each.stream not in noted})
         for each in unparked:
             self._metrics.unparked[each.what].inc()
 
@@ -489,13 +361,13 @@ class Relay:
             while True:
                 self._wake.clear()
                 await self._settle()
-                self._drop_untrusted()
-                await self._renew()
+                self._claims.drop_untrusted()
+                await self._claims.renew()
                 await self._judge_returned()
                 await self._note_unparked()
                 await self._publish()
                 await self._advance(at_once=True)
-                await self._hand_over()
+                await self._claims.hand_over()
                 over = self._hurry or self._clock() >= deadline or not self._publisher.connected
                 if over or not (self._window.in_flight or self._window.claims):
                     break

@@ -1,5 +1,7 @@
 """Rows that cannot be published: set aside, tried again, skipped; nothing else waits (RELAY-04)."""
 
+from contextlib import AsyncExitStack
+
 import pytest
 
 from tenure.relay.core.outcome import Outcome
@@ -113,6 +115,42 @@ async def test_what_fails_for_a_while_is_parked_and_arrives_by_itself_once_it_ca
     assert late.first_sequences() == {stream.entity_id: [1, 2, 3] for stream in streams}
     late.assert_same_bytes(rows)
     assert len(late.messages) == len(rows)
+
+
+@pytest.mark.requirement("RELAY-04")
+async def test_many_relays_try_a_parked_row_no_more_often_than_one(
+    database: FreshDatabase, broker: BrokerSpace
+) -> None:
+    """When it is due is stored with the row, and only the relay of its shard tries it."""
+    missing = f"{broker.name_prefix}.later"
+    arguments = (database.relay_url, broker.url, broker.name_prefix)
+    async with AsyncExitStack() as relays, session(database.owner_url) as owner:
+        row = Stream().next(routing_key=missing, required=True)
+        await record(database, [row])
+        many = [
+            await relays.enter_async_context(relaying(*arguments, relay_park_after_seconds=0.2))
+            for _ in range(8)
+        ]
+        await parked_are(database, "failed")
+
+        def tries() -> int:
+            return sum(count(parts, Outcome.RETURNED) for parts in many)
+
+        before, delays = tries(), []
+        for number in range(1, 5):
+            await make_due(owner)
+
+            async def tried(number: int = number) -> bool:
+                return (await parked(database))[0].tries == number
+
+            await until(tried)
+            seconds = await owner.fetchval(
+                "select extract(epoch from due_at - clock_timestamp())::float8 from tenure.parked"
+            )
+            delays.append(seconds)
+            assert tries() == before + number
+    for number, seconds in enumerate(delays, 1):
+        assert 0.8 * 2.5 * 2**number < seconds <= 5 * 2**number  # grown, and spread
 
 
 @pytest.mark.requirement("RELAY-04")
