@@ -90,7 +90,7 @@ class Bench:
         self.reports = ScriptedReports(self.clock)
         self.renewals = Held()
         self.ended: list[str] = []
-        metrics = ExecutorMetrics()
+        metrics = self.metrics = ExecutorMetrics()
         self.work = Work(
             self.app.handlers, slots=2, metrics=metrics, ended=lambda each: self.ended.append(each)
         )

@@ -36,6 +36,11 @@ class ExecutorMetrics:
         self.lease_lost = self._counters(
             "lease_lost", "Attempts ended because their authority was over.", ("task_type",)
         )
+        self.refused_effects = self._counters(
+            "refused_effects",
+            "Attempts ended because a receiver, or the last check before it, refused an effect.",
+            ("task_type", "code"),
+        )
         self.suspects = self._counters(
             "suspects", "Attempts run alone, since earlier ones were lost.", ("task_type",)
         )

@@ -357,6 +357,9 @@ class Pipeline:
     def _authority_lost(self, execution: Execution, error: AuthorityError) -> Ending:
         if isinstance(error, StaleToken):
             execution.seen_token = error.seen_token
+        self._metrics.refused_effects.labels(
+            task_type=execution.assignment.task_type, code=str(error.code)
+        ).inc()
         return self._lost(execution, str(error))
 
     def _handler_failed(self, execution: Execution, error: BaseException) -> Ending:

@@ -221,6 +221,22 @@ async def test_while_the_first_request_runs_others_are_told_to_come_later(
     assert receiver.shop.acts == [b"a"]
 
 
+@pytest.mark.requirement("LEASE-10")
+async def test_of_many_requests_at_once_one_acts_and_the_fence_never_falls(
+    receiver: Receiver, store: RequestStore
+) -> None:
+    context = attempt()
+    holders = [attempt(context.task_id, generation) for generation in (1, 2, 3) for _ in range(6)]
+    results = await asyncio.gather(*map(receiver.order, holders), return_exceptions=True)
+    answers = [each for each in results if isinstance(each, httpx2.Response)]
+    assert all(isinstance(each, httpx2.Response | StaleToken) for each in results), results
+    assert {each.content for each in answers} == {b"done a"}
+    assert receiver.shop.acts == [b"a"]
+    assert all(isinstance(each, httpx2.Response) for each in results[12:]), "the last are current"
+    with pytest.raises(StaleToken):
+        await receiver.order(attempt(context.task_id, 2), operation="another")
+
+
 async def test_a_request_that_failed_may_have_acted_and_is_not_run_again(
     receiver: Receiver,
 ) -> None:

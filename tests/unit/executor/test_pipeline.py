@@ -247,9 +247,15 @@ async def test_fences_are_raised_before_the_handler_has_control() -> None:
 
 
 @pytest.mark.parametrize("error", [StaleToken("late"), AuthorityOver("late")])
-async def test_a_receiver_that_refuses_ends_the_attempt(error: Exception) -> None:
+async def test_a_receiver_that_refuses_ends_the_attempt_and_is_counted(
+    error: StaleToken | AuthorityOver,
+) -> None:
     b = Bench(echo, effects="guarded", guards=lambda _: [ScriptedGuard(error)])
     assert only_fail(await b.run()).reason == Reason.AUTHORITY_LOST
+    counted = b.metrics.registry.get_sample_value(
+        "tenure_executor_refused_effects_total", {"task_type": "echo", "code": error.code}
+    )
+    assert counted == 1
 
 
 async def test_a_receiver_without_its_guard_fails_the_attempt() -> None:

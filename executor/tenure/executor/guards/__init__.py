@@ -1,4 +1,15 @@
-"""Guards: how a receiver of effects refuses an attempt that may act no longer."""
+"""Guards: how a receiver of effects refuses an attempt that may act no longer (LEASE-10).
+
+| Receiver | Sender's half | Receiver's half |
+|---|---|---|
+| PostgreSQL | ``sql``, ``psycopg``, ``sqlalchemy`` | ``sql_install.sql`` |
+| HTTP | ``http`` | ``http_receiver``, over ``http_store`` or ``http_postgres`` |
+| object store | ``objects`` | the store's create-only put |
+| payment gateway | ``payment``, with ``payment_postgres`` | the gateway's own identifiers |
+
+``sql_async`` and ``sql_sync`` hold the one order of steps of all drivers. ``conformance*`` tries a
+receiver out; ``sql_inspection`` and ``sql_prune`` are for operators.
+"""
 
 from typing import Any, Protocol
 
