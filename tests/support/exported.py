@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from tenure.contract import (
+    bulk,
     dead_letters,
     flow,
     limits,
@@ -56,6 +57,7 @@ def table() -> tuple[Endpoint, ...]:
                 "leases",
                 "scheduling",
                 "interventions",
+                "bulk",
                 "programs",
                 "flow",
                 "subscriptions",
@@ -77,6 +79,8 @@ def http_models() -> list[type[BaseModel]]:
         model.__name__: model
         for module in (
             tasks,
+            bulk,
+            bulk,
             reports,
             scheduling,
             flow,

@@ -1,35 +1,34 @@
 """One word about many tasks: counted first, said at a rate, stopped between two tasks.
 
-What is matched is settled before anything is said: tasks that come later are left alone. Every
-word is one ordinary request, small in the coordinator and safe to repeat, so that a run that was
+What is matched is settled before anything is said: tasks that come later are left alone. The
+coordinator says the word, some tasks a request, and every word is safe to repeat: a run that was
 stopped, or lost its coordinator, is simply run again.
 """
 
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
+from pydantic import ValidationError
 
 from tenure.cli.connection import open_client
 from tenure.cli.exits import CommandError, UsageError
 from tenure.cli.instants import read_past
 from tenure.cli.local.interrupts import Interrupts
 from tenure.cli.output import Output, print_json
+from tenure.contract.bulk import BulkRequest, BulkVerb, TaskFilter
 from tenure.contract.errors import TenureError
+from tenure.contract.ids import TASK_TYPE_PATTERN
 from tenure.contract.states import Phase, TaskState
-from tenure.contract.tasks import TaskSummary
 
 if TYPE_CHECKING:
     from tenure.client import AsyncClient
 
-MAX_TASKS: Final = 100_000
-AT_ONCE: Final = 8
-"""Requests under way, so that other callers of the coordinator notice little."""
-PAGE: Final = 500
+PAGE: Final = 100
+"""Tasks of a request, so that other callers of the coordinator notice little."""
 
 
 @Parameter(name="*")
@@ -48,12 +47,26 @@ class Many:
 
 
 @dataclass(frozen=True)
-class Verb:
-    """What is said about each task, and about tasks of which state it makes sense."""
+class Word:
+    """What is said about each task."""
 
-    name: str
-    states: frozenset[TaskState]
-    say: Callable[["AsyncClient", str], Awaitable[object]]
+    verb: BulkVerb
+    reason: str | None = None
+    digest: str | None = None
+
+    def request(self, query: TaskFilter, **more: Any) -> BulkRequest:
+        """A request about the tasks of ``query``. Raises UsageError."""
+        said = {"reason": self.reason, "digest": self.digest}
+        try:
+            return BulkRequest(
+                verb=self.verb,
+                filter=query,
+                **{name: value for name, value in said.items() if value is not None},
+                **more,
+            )
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}.") from error
 
 
 def refuse_both(task_id: str | None, many: Many) -> None:
@@ -64,8 +77,8 @@ def refuse_both(task_id: str | None, many: Many) -> None:
         raise UsageError("--yes and --rate belong to --filter.")
 
 
-def about_many(verb: Verb, many: Many, output: Output) -> None:
-    """Count what matches, ask, and say the word about each. Ctrl-C stops between two tasks.
+def about_many(word: Word, many: Many, output: Output) -> None:
+    """Count what matches, ask, and say the word about each. Ctrl-C stops between two requests.
 
     Raises UsageError, CommandError when the coordinator refused some, KeyboardInterrupt when it was
     stopped; whatever ends it, what was done is printed first.
@@ -73,11 +86,12 @@ def about_many(verb: Verb, many: Many, output: Output) -> None:
     if many.rate is not None and not many.rate > 0:
         raise UsageError("--rate is a number above 0.")
     query = read_filter(many.filter or "")
-    asyncio.run(_run(verb, query, many, output))
+    word.request(query)  # whether it makes sense
+    asyncio.run(_run(word, query, many, output))
 
 
-def read_filter(text: str) -> dict[str, Any]:
-    """``state=held,older-than=2h`` as arguments of ``AsyncClient.tasks``. Raises UsageError."""
+def read_filter(text: str) -> TaskFilter:
+    """``state=held,older-than=2h`` as conditions. Raises UsageError."""
     found: dict[str, Any] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
@@ -87,8 +101,8 @@ def read_filter(text: str) -> dict[str, Any]:
                 read: Any = value
             case "phase" if value in {one.value for one in Phase}:
                 read = value
-            case "type" if value:
-                name, read = "type_name", value
+            case "type" if TASK_TYPE_PATTERN.fullmatch(value):
+                read = value
             case "older-than":
                 name, read = "created_before", read_past(value, "--filter older-than")
             case _:
@@ -99,32 +113,36 @@ def read_filter(text: str) -> dict[str, Any]:
         if name in found:
             raise UsageError(f"--filter: {part.strip()!r} is a second condition of its kind.")
         found[name] = read
-    return found
+    return TaskFilter(**found)
 
 
-async def _run(verb: Verb, query: dict[str, Any], many: Many, output: Output) -> None:
+async def _run(word: Word, query: TaskFilter, many: Many, output: Output) -> None:
+    name = word.verb.value.replace("_", "-")
     async with open_client() as client:
-        tasks = await _matching(client, verb, query)
-        if tasks and not many.yes:
-            _ask(verb, len(tasks))
+        matched, settled = await _matching(client, word, query)
+        if matched and not many.yes:
+            _ask(name, matched)
         told: Counter[str] = Counter()
         with Interrupts() as interrupts:
-            failure = await _each(client, verb, tasks, many.rate, told, interrupts.first)
+            failure = None
+            if matched:
+                of = word, settled, matched
+                failure = await _each(client, of, many.rate, told, interrupts.first)
             stopped = interrupts.first.is_set()
-    refused = {code: number for code, number in told.items() if code != "done"}
+    refused = {code: number for code, number in sorted(told.items()) if code != "done"}
     if output == "json":
         print_json(
             {
-                "verb": verb.name,
-                "matched": len(tasks),
+                "verb": name,
+                "matched": matched,
                 "done": told["done"],
                 "refused": refused,
                 "stopped": stopped,
             }
         )
     else:
-        print(f"{verb.name}: {told['done']} of {len(tasks)} tasks" + "".join(
-            f", {number} refused: {code}" for code, number in sorted(refused.items())
+        print(f"{name}: {told['done']} of {matched} tasks" + "".join(
+            f", {number} refused: {code}" for code, number in refused.items()
         ))  # fmt: skip
     if failure is not None:
         raise failure
@@ -138,79 +156,59 @@ async def _run(verb: Verb, query: dict[str, Any], many: Many, output: Output) ->
         )
 
 
-async def _matching(
-    client: "AsyncClient", verb: Verb, query: dict[str, Any]
-) -> tuple[TaskSummary, ...]:
-    """What the filter matches now, oldest first. Raises CommandError when that is too much."""
-    found: list[TaskSummary] = []
-    after: str | None = None
-    while True:
-        page = await client.tasks(**query, limit=PAGE, after=after)
-        found += (task for task in page.tasks if task.state in verb.states)
-        if len(found) > MAX_TASKS:
-            raise CommandError(
-                f"the filter matches more than {MAX_TASKS:,} tasks.",
-                next_step="Add a condition, like older-than.",
-                code="too_many_tasks",
-            )
-        after = page.next
-        if after is None:
-            return tuple(reversed(found))
+async def _matching(client: "AsyncClient", word: Word, query: TaskFilter) -> tuple[int, TaskFilter]:
+    """How many tasks match now, and the filter that leaves later ones alone."""
+    page = await client.bulk(word.request(query, dry_run=True))
+    before = min(query.created_before or page.clock, page.clock)
+    settled = query.model_copy(update={"created_before": before})
+    matched = page.matched
+    while page.next is not None:
+        page = await client.bulk(word.request(settled, dry_run=True, after=page.next))
+        matched += page.matched
+    return matched, settled
 
 
-def _ask(verb: Verb, number: int) -> None:
+def _ask(name: str, number: int) -> None:
     """Raises UsageError where nobody can be asked, CommandError for a no."""
     if not sys.stdin.isatty():
         raise UsageError(
             f"{number} tasks match; nothing was done.", next_step="Add --yes to go on with them."
         )
-    print(f"{verb.name} {number} tasks? [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"{name} {number} tasks? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise CommandError("nothing was done.", code="not_confirmed")
 
 
 async def _each(
     client: "AsyncClient",
-    verb: Verb,
-    tasks: tuple[TaskSummary, ...],
+    of: tuple[Word, TaskFilter, int],
     rate: float | None,
     told: Counter[str],
     stop: asyncio.Event,
 ) -> TenureError | None:
-    """Say it about each, in order, until ``stop``; what was begun is waited for.
+    """Say it about the tasks, page by page, until ``stop``; a page that was begun is waited for.
 
     Returns what kept it from going on, if anything did: a coordinator that does not answer.
     """
-    from tenure.client.errors import ClientError, Refused
+    from tenure.client.errors import ClientError
 
-    failures: list[TenureError] = []
-
-    free = asyncio.Semaphore(AT_ONCE)
+    word, query, matched = of
+    limit = PAGE if rate is None else max(1, min(PAGE, int(rate)))
     began = asyncio.get_running_loop().time()
-
-    async def one(task_id: str) -> None:
+    after: str | None = None
+    while not stop.is_set():
         try:
-            await verb.say(client, task_id)
-            told["done"] += 1
-        except Refused as refusal:
-            told[str(refusal.code)] += 1
+            page = await client.bulk(word.request(query, limit=limit, after=after))
         except ClientError as failure:
-            failures.append(failure)
-            stop.set()
-        finally:
-            free.release()
-            _show_progress(told.total(), len(tasks))
-
-    async with asyncio.TaskGroup() as group:
-        for number, task in enumerate(tasks):
-            if rate is not None:
-                await _until(began + number / rate, stop)
-            await free.acquire()
-            if stop.is_set():
-                free.release()
-                break
-            group.create_task(one(task.task_id))
-    return failures[0] if failures else None
+            return failure
+        told.update({"done": page.done} | page.refused)
+        _show_progress(told.total(), matched)
+        after = page.next
+        if after is None:
+            break
+        if rate is not None:
+            await _until(began + told.total() / rate, stop)
+    return None
 
 
 async def _until(instant: float, stop: asyncio.Event) -> None:

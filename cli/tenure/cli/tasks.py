@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 app = App(name="task", help="See, cancel, hold, release, revoke, retry and erase tasks.")
 for verb in (verbs.cancel, verbs.hold, verbs.release, verbs.retry, verbs.erase):
     app.command(verb)
+app.command(verbs.move_profile, name="move-profile")
 
 PATIENCE_SECONDS: Final = 5.0
 """Who waits for longer is told what the task is doing."""
@@ -244,25 +245,6 @@ def list_tasks(
     )
     if page.next is not None:
         print(f"There are more: --after {page.next}", file=sys.stderr)
-
-
-@app.command(name="move-profile")
-def move_profile(
-    task_id: TaskIdWord,
-    /,
-    *,
-    to: Annotated[
-        str | None, Parameter(help="Digest of the profile; none: the one that new tasks get.")
-    ] = None,
-    output: Output = "table",
-) -> None:
-    """Freeze another profile of its type in a waiting task, so that other builds may take it."""
-
-    async def ask() -> Any:
-        async with open_client() as client:
-            return await client.task(task_id).move_profile(to)
-
-    verbs.print_word(asyncio.run(ask()), "moved to another profile", output)
 
 
 @app.command

@@ -1,21 +1,17 @@
-"""``tenure task cancel``, ``hold``, ``release`` and ``retry``: a word about one task or many."""
+"""Words about one task or many: ``tenure task cancel``, ``hold``, ``release``, ``retry`` …"""
 
 import asyncio
 from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from tenure.cli.bulk import Many, Verb, about_many, refuse_both
+from tenure.cli.bulk import Many, Word, about_many, refuse_both
 from tenure.cli.connection import open_client
 from tenure.cli.output import Output, print_json
 from tenure.cli.why import TaskIdWord
-from tenure.contract.states import TaskState
+from tenure.contract.bulk import BulkVerb
 
 ONE: Final = Many()
-_OPEN: Final = frozenset({TaskState.OPEN})
-_HELD: Final = frozenset({TaskState.HELD})
-_ENDED: Final = frozenset(TaskState) - _OPEN - _HELD
-_DONE_AGAIN: Final = frozenset({TaskState.FAILED, TaskState.CANCELLED, TaskState.EXPIRED})
 
 
 def cancel(
@@ -24,11 +20,7 @@ def cancel(
     """Ask for cancellation. What runs must confirm it first, or lose its lease."""
     refuse_both(task_id, many)
     if task_id is None:
-        about_many(
-            Verb("cancel", _OPEN | _HELD, lambda client, one: client.task(one).cancel()),
-            many,
-            output,
-        )
+        about_many(Word(BulkVerb.CANCEL), many, output)
         return
 
     async def ask() -> Any:
@@ -58,9 +50,7 @@ def hold(
     """Begin nothing of a task until it is released. What runs can only be cancelled."""
     refuse_both(task_id, many)
     if task_id is None:
-        about_many(
-            Verb("hold", _OPEN, lambda client, one: client.task(one).hold(reason)), many, output
-        )
+        about_many(Word(BulkVerb.HOLD, reason), many, output)
         return
 
     async def ask() -> Any:
@@ -76,9 +66,7 @@ def release(
     """Let a held task wait for a node again."""
     refuse_both(task_id, many)
     if task_id is None:
-        about_many(
-            Verb("release", _HELD, lambda client, one: client.task(one).release()), many, output
-        )
+        about_many(Word(BulkVerb.RELEASE), many, output)
         return
 
     async def ask() -> Any:
@@ -94,11 +82,7 @@ def retry(
     """Try a task again now: a held or waiting one itself, an ended one as a new task."""
     refuse_both(task_id, many)
     if task_id is None:
-        about_many(
-            Verb("retry", _HELD | _DONE_AGAIN, lambda client, one: client.task(one).retry()),
-            many,
-            output,
-        )
+        about_many(Word(BulkVerb.RETRY), many, output)
         return
 
     async def ask() -> Any:
@@ -123,9 +107,7 @@ def erase(
     """Erase input, outputs and messages of an ended task for good. Its record stays."""
     refuse_both(task_id, many)
     if task_id is None:
-        about_many(
-            Verb("erase", _ENDED, lambda client, one: client.task(one).erase(reason)), many, output
-        )
+        about_many(Word(BulkVerb.ERASE, reason), many, output)
         return
 
     async def ask() -> Any:
@@ -137,6 +119,29 @@ def erase(
         print_json(erasure)
     else:
         print(f"task {erasure.task_id}: erased by {erasure.erased_by}: {erasure.reason}")
+
+
+def move_profile(
+    task_id: TaskIdWord | None = None,
+    /,
+    *,
+    many: Many = ONE,
+    to: Annotated[
+        str | None, Parameter(help="Digest of the profile; none: the one that new tasks get.")
+    ] = None,
+    output: Output = "table",
+) -> None:
+    """Freeze another profile of its type in a waiting task, so that other builds may take it."""
+    refuse_both(task_id, many)
+    if task_id is None:
+        about_many(Word(BulkVerb.MOVE_PROFILE, digest=to), many, output)
+        return
+
+    async def ask() -> Any:
+        async with open_client() as client:
+            return await client.task(task_id).move_profile(to)
+
+    print_word(asyncio.run(ask()), "moved to another profile", output)
 
 
 def print_word(reply: Any, words: str, output: Output) -> None:

@@ -14,6 +14,7 @@ from tenure.client.settings import (
     DEFAULT_URL,
     connection_from_environment,
 )
+from tenure.contract.bulk import BulkReply, BulkRequest
 from tenure.contract.dead_letters import (
     DeadLetterDetail,
     DeadLetterList,
@@ -422,6 +423,11 @@ class AsyncClient:
     async def present_evidence(self, evidence: Evidence) -> EvidenceJudged:
         """Present what a receiver or consumer has seen. Above the stored it proves lost history."""
         return await self._http.run(calls.send("/v1/authority/evidence", evidence, EvidenceJudged))
+
+    async def bulk(self, request: BulkRequest) -> BulkReply:
+        """One word about the next tasks that match, or how many match: for operators. The reply's
+        ``next`` goes into the ``after`` of the following request."""
+        return await self._http.run(calls.send("/v1/tasks/bulk", request, BulkReply))
 
     async def limits(self) -> LimitList:
         """Limits and what counts under them now."""

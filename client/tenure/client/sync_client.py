@@ -14,6 +14,7 @@ from tenure.client.settings import (
     DEFAULT_URL,
     connection_from_environment,
 )
+from tenure.contract.bulk import BulkReply, BulkRequest
 from tenure.contract.dead_letters import (
     DeadLetterDetail,
     DeadLetterList,
@@ -419,6 +420,11 @@ class Client:
     def present_evidence(self, evidence: Evidence) -> EvidenceJudged:
         """Present what a receiver or consumer has seen. Above the stored it proves lost history."""
         return self._http.run(calls.send("/v1/authority/evidence", evidence, EvidenceJudged))
+
+    def bulk(self, request: BulkRequest) -> BulkReply:
+        """One word about the next tasks that match, or how many match: for operators. The reply's
+        ``next`` goes into the ``after`` of the following request."""
+        return self._http.run(calls.send("/v1/tasks/bulk", request, BulkReply))
 
     def limits(self) -> LimitList:
         """Limits and what counts under them now."""

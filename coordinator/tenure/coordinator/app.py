@@ -20,6 +20,7 @@ from tenure.contract.codes import Code
 from tenure.contract.errors import TenureError
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoints
 from tenure.coordinator.api.applications import Applications
+from tenure.coordinator.api.bulk import Bulk
 from tenure.coordinator.api.dead_letters import DeadLetterControl
 from tenure.coordinator.api.endpoint import Entrance, Limits
 from tenure.coordinator.api.executors import Executors
@@ -38,6 +39,7 @@ from tenure.coordinator.api.retention import RetentionPolicy
 from tenure.coordinator.api.routes import Handlers, application, endpoints
 from tenure.coordinator.api.scheduling import Scheduling
 from tenure.coordinator.api.subscriptions import SubscriptionControl
+from tenure.coordinator.api.words import Words
 from tenure.coordinator.authority import Authority
 from tenure.coordinator.broker import Broker
 from tenure.coordinator.config import CoordinatorSettings
@@ -242,6 +244,12 @@ class Coordinator:
     ) -> Any:
         settings = self._settings
         scheduling = SchedulingReads(self._reader(people))
+        words = Words(
+            admission=self._authority,
+            reads=reads,
+            scheduling=scheduling,
+            payload_limit_bytes=settings.payload_limit_bytes,
+        )
         handlers = Handlers(
             applications=Applications(
                 admission=self._authority,
@@ -265,12 +273,8 @@ class Coordinator:
                 self._authority.policies,
                 payload_limit_bytes=settings.payload_limit_bytes,
             ),
-            interventions=Interventions(
-                admission=self._authority,
-                reads=reads,
-                scheduling=scheduling,
-                payload_limit_bytes=settings.payload_limit_bytes,
-            ),
+            interventions=Interventions(words, reads),
+            bulk=Bulk(words, reads),
             programs=Programs(scheduling, schema_limit_bytes=settings.payload_limit_bytes),
             flow=FlowControl(Flow(self._reader(people))),
             subscriptions=SubscriptionControl(

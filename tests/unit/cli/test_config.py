@@ -115,7 +115,11 @@ def test_a_completion_script_is_good_shell(capsys: pytest.CaptureFixture[str]) -
     code, script = asked(["--install-completion", "--shell", "bash", "--print"], capsys)
     assert code == Exit.DONE
     completed = subprocess.run(
-        ["bash", "-c", f"{script}\ncomplete -p tenure"], capture_output=True, text=True, check=True
+        ["bash", "-s"],  # too long for an argument
+        input=f"{script}\ncomplete -p tenure\n",
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "tenure" in completed.stdout
     for word in ("doctor", "migrate", "--executor"):

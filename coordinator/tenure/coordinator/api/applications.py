@@ -12,7 +12,7 @@ from uuid_utils.compat import uuid7
 
 from tenure.contract.codes import Code
 from tenure.contract.errors import TenureError
-from tenure.contract.ids import TASK_TYPE_PATTERN, CommandId, TaskId
+from tenure.contract.ids import TASK_TYPE_PATTERN, CommandId, TaskId, TenantId
 from tenure.contract.states import EntityType, Phase, TaskState
 from tenure.contract.tasks import (
     IDEMPOTENCY_KEY_HEADER,
@@ -142,7 +142,7 @@ class Applications:
         task_id = task_id_of(call)
         view = await self._reads.task(call.identity.tenant, task_id)
         if view is None:
-            raise await absent(self._reads, call, task_id)
+            raise await absent(self._reads, call.identity.tenant, task_id)
         return Answer(view)
 
     async def list_tasks(self, call: Call) -> Answer:
@@ -218,7 +218,7 @@ class Applications:
         )
         outcome = await self._admission.cancel(command)
         if outcome.refused is not None and outcome.refused.code is Code.NOT_FOUND:
-            raise await absent(self._reads, call, task_id)
+            raise await absent(self._reads, call.identity.tenant, task_id)
         return Answer(wire.cancel_reply(task_id, outcome))
 
     async def stream(self, call: Call) -> Answer:
@@ -241,7 +241,7 @@ class Applications:
                 limit=query.limit,
             )
         if view is None and entity == EntityType.TASK and is_uuid(entity_id):
-            raise await absent(self._reads, call, TaskId(entity_id))
+            raise await absent(self._reads, call.identity.tenant, TaskId(entity_id))
         if view is None:
             raise RequestRefused(Code.NOT_FOUND, f"There is no {entity} {entity_id!r}.")
         return Answer(view)
@@ -296,9 +296,9 @@ def task_id_of(call: Call) -> TaskId:
     return TaskId(task_id)
 
 
-async def absent(reads: Reads, call: Call, task_id: TaskId) -> TenureError:
+async def absent(reads: Reads, tenant: TenantId, task_id: TaskId) -> TenureError:
     """Why there is no such task: nobody has heard of it, or it is on its way."""
-    enqueued = await reads.enqueued(call.identity.tenant, task_id)
+    enqueued = await reads.enqueued(tenant, task_id)
     return no_task(task_id) if enqueued is None else _not_taken_in(task_id, enqueued)
 
 

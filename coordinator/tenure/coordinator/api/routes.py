@@ -46,6 +46,7 @@ from tenure.coordinator.api.applications import (
     TaskListQuery,
     WaitQuery,
 )
+from tenure.coordinator.api.bulk import Bulk, bulk_endpoints
 from tenure.coordinator.api.dead_letters import DeadLetterControl, dead_letter_endpoints
 from tenure.coordinator.api.endpoint import (
     EVERY_ROLE,
@@ -93,6 +94,7 @@ class Handlers:
     scheduling: Scheduling
     programs: Programs
     interventions: Interventions
+    bulk: Bulk
     flow: FlowControl
     subscriptions: SubscriptionControl
     dead_letters: DeadLetterControl
@@ -361,6 +363,7 @@ def endpoints(
         ),
         *lease_endpoints(handlers.leases, application_gate),
         *scheduling_endpoints(handlers.scheduling, handlers.programs, gate=application_gate),
+        *bulk_endpoints(handlers.bulk, gate=application_gate),
         *intervention_endpoints(handlers.interventions, application_gate),
         *flow_endpoints(handlers.flow, gate=application_gate),
         *subscription_endpoints(handlers.subscriptions, gate=application_gate),

@@ -3,7 +3,7 @@
 All are bound to a tenant. What is not there, and what is another tenant's, is None alike.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from pydantic_core import from_json
 
 from tenure.contract.codes import Code
-from tenure.contract.ids import IncarnationId, NodeId, TenantId
+from tenure.contract.ids import IncarnationId, NodeId, TaskId, TenantId
 from tenure.contract.operations import (
     AuthorityView,
     EpochView,
@@ -56,7 +56,14 @@ from tenure.coordinator.errors import RequestRefused
 from tenure.coordinator.store import named_queries, views
 from tenure.coordinator.store.policies import StoredPolicy, set_policy_arguments, stored_policy
 from tenure.coordinator.store.reading import Reader
-from tenure.coordinator.store.views import Ended, Enqueued, Figures, KnownIncarnation, ResultAt
+from tenure.coordinator.store.views import (
+    BulkPage,
+    Ended,
+    Enqueued,
+    Figures,
+    KnownIncarnation,
+    ResultAt,
+)
 
 MAX_NODES: Final = 10_000
 MAX_REVIEWS: Final = 100
@@ -65,6 +72,8 @@ MAX_ASSIGNMENTS: Final = 100_000
 MAX_RETRIED_ROWS: Final = 10_000
 MAX_COUNTED_ROWS: Final = 10_000
 MAX_COUNTED_TASKS: Final = 100_000
+MAX_SCANNED_TASKS: Final = 20_000
+"""For one page of a word about many: few may match, and the statement has to end in time."""
 
 _TASKS: Final = named_queries.load("tasks.sql")
 _NODES: Final = named_queries.load("nodes.sql")
@@ -214,6 +223,36 @@ class Reads:
         )
         tasks = tuple(TaskSummary(**views.summary(row)) for row in rows[:limit])
         return TaskList(tasks=tasks, next=tasks[-1].task_id if len(rows) > limit else None)
+
+    async def bulk_page(
+        self,
+        tenant: TenantId,
+        *,
+        states: Collection[TaskState],
+        phase: Phase | None,
+        type_name: str | None,
+        created_before: datetime | None,
+        after: str | None,
+        limit: int | None,
+    ) -> BulkPage:
+        """The next tasks that match, oldest first; without a ``limit`` only how many."""
+        (row,) = await self._reader.fetch(
+            _TASKS["bulk_page"],
+            tenant,
+            sorted(states),
+            type_name,
+            phase,
+            after,
+            created_before,
+            limit,
+            MAX_SCANNED_TASKS,
+        )
+        return BulkPage(
+            task_ids=tuple(map(TaskId, row["task_ids"])),
+            matched=row["matched"],
+            next=row["next"],
+            clock=row["clock"],
+        )
 
     async def stream(
         self,

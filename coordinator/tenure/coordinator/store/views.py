@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from asyncpg import Record
@@ -9,7 +10,7 @@ from pydantic_core import from_json
 
 from tenure.contract.codec import decode_event
 from tenure.contract.codes import Code
-from tenure.contract.ids import IncarnationId, NodeId
+from tenure.contract.ids import IncarnationId, NodeId, TaskId
 from tenure.contract.reports import NodeFacts, Resources
 from tenure.contract.states import (
     AttemptState,
@@ -61,6 +62,16 @@ class KnownIncarnation:
     state: NodeState
     queue: str
     under_review: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BulkPage:
+    """Tasks that match. ``next``: after which to read on; None: there are no more."""
+
+    task_ids: tuple[TaskId, ...]
+    matched: int
+    next: str | None
+    clock: datetime
 
 
 @dataclass(frozen=True, slots=True)

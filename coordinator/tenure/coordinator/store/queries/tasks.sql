@@ -134,6 +134,46 @@ where t.tenant = $1
 order by t.task_id desc
 limit $7
 
+-- name: bulk_page
+-- Oldest first: of the $8 tasks after $5 (a task id; null: from the first) those of states $2, type $3,
+-- phase $4, created before $6 (null: any): the first $7 (null: all), how many these are, and where to
+-- read on.
+with scanned as (
+    select t.task_id, t.type, t.state, t.created_at, t.current_attempt_id
+    from tenure.tasks t
+    where t.tenant = $1 and ($5::text is null or t.task_id > $5::uuid)
+    order by t.task_id
+    limit $8
+),
+found as (
+    select s.task_id
+    from scanned s
+    left join tenure.attempts a on a.attempt_id = s.current_attempt_id and s.state = 'open'
+    where s.state = any ($2::text[])
+        and ($3::text is null or s.type = $3)
+        and ($4::text is null or $4 = case
+            when s.state <> 'open' then s.state
+            when a.state = 'submitted' then 'assigned'
+            when a.state = 'accepted' then 'taken'
+            when a.state = 'running' then 'running'
+            else 'waiting'
+        end)
+        and ($6::timestamptz is null or s.created_at < $6)
+    order by s.task_id
+    limit $7
+)
+select
+    clock_timestamp() as clock,
+    (select count(*) from found) as matched,
+    case when $7::bigint is not null then array(select task_id::text from found order by task_id)
+        else '{}' end as task_ids,
+    case
+        when (select count(*) from found) = $7 then
+            (select task_id from found order by task_id desc limit 1)
+        when (select count(*) from scanned) = $8 then
+            (select task_id from scanned order by task_id desc limit 1)
+    end::text as next
+
 -- name: stream
 -- One statement, so that the entity's sequence and its events agree. $2 entity type, $3 entity id, $4
 -- after (a sequence), $5 number of events.
