@@ -22,8 +22,10 @@ from tenure.coordinator.core.commands import (
     OpenReview,
     Quarantine,
     Reject,
+    Renew,
     Take,
 )
+from tenure.coordinator.core.decisions import Accepted
 from tenure.coordinator.core.rows import ResourceAmounts
 from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.store.commit import ItemOutcome
@@ -129,7 +131,7 @@ async def the_same_command_of_another_tenant(ground: Ground) -> ItemOutcome:
     first = await ground.accept(command)
     theirs = replace(command, task_id=TaskId(str(uuid4())), tenant=TenantId("other"))
     assert await ground.last(first) is APPLIED
-    return await ground.last(Item(theirs, first.accepted))
+    return await ground.last(Item(theirs, of_another_tenant(first.accepted)))
 
 
 async def the_same_command_in_one_call(ground: Ground) -> ItemOutcome:
@@ -396,6 +398,39 @@ async def more_memory_than_there_is(ground: Ground) -> ItemOutcome:
     return await two_allocations(ground, memory_bytes=1000)
 
 
+async def another_tenants_task(ground: Ground) -> ItemOutcome:
+    await ground.bench.register()
+    item = await ground.accept(steps.cancellation(await ground.bench.submit()))
+    command = replace(item.command, tenant=TenantId("other"))
+    return await ground.last(Item(command, of_another_tenant(item.accepted)))
+
+
+async def another_tenants_attempt(ground: Ground) -> ItemOutcome:
+    """A renewal that names no task."""
+    await ground.bench.register()
+    held = await ground.bench.running()
+    item = await ground.accept(ground.bench.command(Renew, held))
+    command = replace(item.command, tenant=TenantId("other"))
+    return await ground.last(steps.with_reads(Item(command, item.accepted), task_id=None))
+
+
+async def another_tasks_attempt(ground: Ground) -> ItemOutcome:
+    await ground.bench.register()
+    held, other = await ground.bench.running(), await ground.bench.running()
+    item = await ground.accept(ground.bench.command(Renew, held))
+    version = (await ground.bench.task(other.task_id))["version"]
+    return await ground.last(steps.with_reads(item, task_id=other.task_id, task_version=version))
+
+
+async def another_tenants_node(ground: Ground) -> ItemOutcome:
+    """Drained by somebody whose own node has the same name, and no incarnation."""
+    incarnation = await ground.bench.register()
+    item = await ground.accept(draining(incarnation))
+    command = replace(item.command, tenant=TenantId("other"))
+    accepted = of_another_tenant(item.accepted)
+    return await ground.last(steps.with_reads(Item(command, accepted), node_incarnation=None))
+
+
 # Parts of them --------------------------------------------------------------------------------
 
 
@@ -406,6 +441,15 @@ async def two_allocations(ground: Ground, **node: Any) -> ItemOutcome:
     return await ground.last(
         *[await ground.accept(steps.allocation(task_id, incarnation)) for task_id in tasks]
     )
+
+
+def of_another_tenant(accepted: Accepted) -> Accepted:
+    """The same, said of a tenant who is not concerned."""
+    other: dict[str, Any] = {"tenant": TenantId("other")}
+    writes = tuple(replace(one, **other) if hasattr(one, "tenant") else one
+                   for one in accepted.writes)  # fmt: skip
+    events = tuple(replace(one, **other) for one in accepted.events)
+    return replace(accepted, writes=writes, events=events)
 
 
 async def in_the_future(ground: Ground) -> int:

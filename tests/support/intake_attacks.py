@@ -4,7 +4,7 @@ from dataclasses import replace
 from uuid import uuid4
 
 from tenure.contract.codes import Code
-from tenure.contract.ids import CommandId, TaskId
+from tenure.contract.ids import CommandId, TaskId, TenantId
 from tenure.coordinator.core.commands import RefuseIntake, TakeIn
 from tenure.coordinator.intake import refusal, take_in
 from tenure.coordinator.store.commit import ItemOutcome
@@ -31,6 +31,12 @@ async def a_row_refused_meanwhile(ground: Ground) -> ItemOutcome:
     take, refuse = [await ground.accept(command) for command in await commands(ground)]
     assert await ground.last(refuse) is APPLIED
     return await ground.last(take)
+
+
+async def another_tenants_row(ground: Ground) -> ItemOutcome:
+    _, refuse = await commands(ground)
+    item = await ground.accept(refuse)
+    return await ground.last(replace(item, command=replace(refuse, tenant=TenantId("other"))))
 
 
 async def a_row_twice_in_one_call(ground: Ground) -> ItemOutcome:

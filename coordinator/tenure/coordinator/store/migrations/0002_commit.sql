@@ -159,6 +159,55 @@ declare
     r record;
     l record;
 begin
+    -- The net under the guards: what changes a row has to name it, and the version that it had. Whoever
+    -- leaves that out is no caller of ours.
+    if exists (
+        select from unnest(p_task_updates) w
+        where (p_items[w.item]).task_id is distinct from w.task_id
+            or (p_items[w.item]).task_version is null
+        union all
+        select from unnest(p_attempt_inserts) w
+        where (p_items[w.item]).task_id is distinct from w.task_id
+            or (p_items[w.item]).task_version is null
+            or (p_items[w.item]).incarnation is distinct from w.incarnation
+            or (p_items[w.item]).incarnation_version is null
+            or (p_items[w.item]).tenant is distinct from w.tenant
+        union all
+        select from unnest(p_attempt_updates) w
+        where (p_items[w.item]).attempt_id is distinct from w.attempt_id
+            or (p_items[w.item]).attempt_version is null
+        union all
+        select from unnest(p_lease_renewals) w
+        where (p_items[w.item]).attempt_id is distinct from w.attempt_id
+            or (p_items[w.item]).attempt_version is null
+        union all
+        select from unnest(p_receipts) w
+        where (p_items[w.item]).attempt_id is distinct from w.attempt_id
+            or (p_items[w.item]).attempt_version is null
+            or (p_items[w.item]).tenant is distinct from w.tenant
+        union all
+        select from unnest(p_incarnation_inserts) w
+        where (p_items[w.item]).node_id is distinct from w.node_id
+            or (p_items[w.item]).tenant is distinct from w.tenant
+        union all
+        select from unnest(p_incarnation_updates) w
+        where (p_items[w.item]).node_id is null
+            or w.incarnation is distinct from (p_items[w.item]).node_incarnation
+                and (w.incarnation is distinct from (p_items[w.item]).incarnation
+                    or (p_items[w.item]).incarnation_version is null)
+        union all
+        select from unnest(p_task_inserts) w
+        where (p_items[w.item]).tenant is distinct from w.tenant
+        union all
+        select from unnest(p_intake) w
+        where (p_items[w.item]).intake_id is distinct from w.intake_id
+        union all
+        select from unnest(p_events) w
+        where (p_items[w.item]).tenant is distinct from w.tenant
+    ) then
+        raise exception 'a write is covered by no guard' using errcode = 'TN012';
+    end if;
+
     -- Locks, each kind in the order of its ids.
     perform 1 from tasks t
     where t.task_id = any (array(select i.task_id from unnest(p_items) i))
@@ -249,6 +298,11 @@ begin
                     case when c.fingerprint = i.fingerprint and c.tenant = i.tenant
                         then 2 else 3 end
                 when i.epoch is distinct from v_epoch then 1
+                -- Whose they are.
+                when t.tenant <> i.tenant then 1
+                when a.tenant <> i.tenant or a.task_id <> i.task_id then 1
+                when n.tenant <> i.tenant then 1
+                when q.tenant <> i.tenant then 1
                 -- Versions.
                 when i.task_id is not null
                     and t.version is distinct from i.task_version then 1
