@@ -128,7 +128,8 @@ async def test_writes_of_an_item_that_is_not_there_are_refused(
 async def test_without_items_nothing_is_written_whatever_is_sent_along(bench: Bench) -> None:
     decided = await items(bench)
     before = await bench.everything()
-    for nothing in ([], None):
+    absent: tuple[list[Any] | None, ...] = ([], None)
+    for nothing in absent:
         sent = arguments(*decided.values())
         sent[0] = nothing
         with pytest.raises(asyncpg.PostgresError, match=NOT_COVERED):
