@@ -45,7 +45,9 @@ async def _latency(directory: Path, arguments: argparse.Namespace) -> Figures:
 
 
 async def _relay(directory: Path, arguments: argparse.Namespace) -> Figures:
-    machine, runs = await relay.measure(directory, arguments.relay_rows, arguments.rounds)
+    machine, runs = await relay.measure(
+        directory, arguments.relay_rows, arguments.rounds, arguments.relays
+    )
     return machine, {"runs": runs}, report.relay(runs)
 
 
@@ -83,6 +85,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tasks", type=int, default=5000, help="of each end-to-end run")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each latency run")
     parser.add_argument("--relay-rows", type=int, default=100_000, help="of each relay run")
+    parser.add_argument("--relays", type=int, default=1, help="beside one: so many at once")
     parser.add_argument("--load-seconds", type=float, default=60.0, help="of the load for memory")
     parser.add_argument("--backlog-rows", type=int, default=1_000_000, help="for the memory")
     parser.add_argument("--output", type=Path, default=Path("build/bench"), help="folder for JSON")

@@ -9,8 +9,8 @@ that publishes as many messages of the same size to such a queue, and does nothi
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -165,8 +165,9 @@ async def check_queue(broker_url: str, messages: int) -> None:
         raise RuntimeError(f"{found} messages reached the queue, not {messages}")
 
 
-async def drain(both: Servers, rows: int) -> tuple[Drained, Memory]:
-    """Append at least ``rows``, then start a relay and wait until it has published all of them.
+async def drain(both: Servers, rows: int, relays: int = 1) -> tuple[Drained, Memory]:
+    """Append at least ``rows``, then start relays and wait until they have published all of them.
+    The memory is that of the first one.
 
     Raises TimeoutError, and RuntimeError when some of them are not in the queue.
     """
@@ -175,8 +176,9 @@ async def drain(both: Servers, rows: int) -> tuple[Drained, Memory]:
     try:
         say("bench", f"preparing {rows:,} rows")
         positions = await backlog.append(owner, -(-rows // backlog.EVENTS), QUEUE)
-        async with both.relay() as program:
-            found = await _watched(both, owner, program, positions)
+        async with AsyncExitStack() as stack:
+            programs = [await stack.enter_async_context(both.relay()) for _ in range(relays)]
+            found = await _watched(both, owner, programs, positions)
         await check_queue(both.rabbitmq.url(), found[0].messages)
         return found
     finally:
@@ -186,11 +188,16 @@ async def drain(both: Servers, rows: int) -> tuple[Drained, Memory]:
 async def _watched(
     both: Servers,
     owner: asyncpg.Connection,
-    program: Program,
+    programs: Sequence[Program],
     positions: Mapping[int, list[int]],
 ) -> tuple[Drained, Memory]:
-    assert program.pid is not None  # it was started just now
-    pids = {PUBLISHER: program.pid, **both.pids}
+    publishers = {
+        f"{PUBLISHER} {number}": program.pid
+        for number, program in enumerate(programs, 1)
+        if program.pid is not None  # they were started just now
+    }
+    pids = {**publishers, **both.pids}
+    first_pid = next(iter(publishers.values()))
     rows = sum(len(some) for some in positions.values())
     resident: list[float] = []
     before, busy, began, first = all_cpu_seconds(pids), busy_seconds(), time.monotonic(), 0
@@ -199,20 +206,21 @@ async def _watched(
             if first == 0:  # until it publishes, every look is the latest beginning
                 before, busy, began = all_cpu_seconds(pids), busy_seconds(), time.monotonic()
                 first = done
-            resident.append(resident_mebibytes(program.pid))
+            resident.append(resident_mebibytes(first_pid))
             await asyncio.sleep(LOOK_SECONDS)
     seconds = time.monotonic() - began
     used, others = spent_between(before, all_cpu_seconds(pids), busy_seconds() - busy)
+    used = {PUBLISHER: sum(used.pop(name) for name in publishers), **used}
     second, last = quarter_medians(resident)
     return (
         Drained(
-            RELAY,
+            RELAY if len(programs) == 1 else f"{len(programs)} relays",
             rows,
             (rows - first) / seconds,
             {name: spent / (rows - first) * 1e6 for name, spent in used.items()},
             others / seconds,
         ),
-        Memory(rows, most_resident_mebibytes(program.pid), second, last),
+        Memory(rows, most_resident_mebibytes(first_pid), second, last),
     )
 
 
@@ -242,8 +250,11 @@ async def c_client(both: Servers, program: Path, messages: int) -> Drained:
     )
 
 
-async def measure(directory: Path, rows: int, rounds: int) -> tuple[str, list[Drained]]:
-    """The machine, and all rounds; without the C client where it cannot be built."""
+async def measure(
+    directory: Path, rows: int, rounds: int, relays: int = 1
+) -> tuple[str, list[Drained]]:
+    """The machine, and all rounds; without the C client where it cannot be built. With several
+    ``relays`` these as well, after one alone."""
     runs: list[Drained] = []
     async with private_servers(directory) as both:
         machine = describe(await servers(both.database_url))
@@ -256,6 +267,10 @@ async def measure(directory: Path, rows: int, rounds: int) -> tuple[str, list[Dr
             drained, _ = await drain(both, rows)
             runs.append(drained)
             say("bench", f"round {number}: {drained}")
+            if relays > 1:
+                drained, _ = await drain(both, rows, relays)
+                runs.append(drained)
+                say("bench", f"round {number}: {drained}")
             if program is not None:
                 runs.append(await c_client(both, program, rows))
                 say("bench", f"round {number}: {runs[-1]}")

@@ -187,6 +187,23 @@ async def test_services_change_parked_rows_through_the_functions_only(
                 await service.execute(statement)
 
 
+@pytest.mark.requirement("OPS-08")
+async def test_requests_that_were_carried_out_go_with_time(database: FreshDatabase) -> None:
+    async with (
+        session(database.owner_url) as owner,
+        session(database.coordinator_url) as coordinator,
+    ):
+        await owner.execute(
+            "insert into tenure.parked_requests (position, tenant, event_id, stream_type,"
+            " stream_id, action, reason, requested_by, requested_at, carried_out_at, result)"
+            " select 1, 'default', gen_random_uuid(), 'task', gen_random_uuid(), 'skip', 'x', 'y',"
+            " now() - age, now() - age, 'skipped'"
+            " from unnest(array['400 days', '2 days']::interval[]) age"
+        )
+        await coordinator.execute("select tenure.remove_old('changes', 10)")
+        assert await owner.fetchval("select count(*) from tenure.parked_requests") == 1
+
+
 async def test_a_request_for_what_is_not_parked_reaches_nothing(database: FreshDatabase) -> None:
     async def nothing(action: str, positions: Sequence[int] | None) -> bool:
         return await ask(database, action, positions) == []

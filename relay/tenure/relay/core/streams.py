@@ -39,7 +39,7 @@ class Stream:
     """One stream of the window; gone from it once nothing of it is waiting."""
 
     key: Hashable
-    first: Publish | None = None  # of those that are not published; it may be in flight
+    first: Publish | None = None  # of those from the log that are not published; may be in flight
     last: Publish | None = None
     in_flight: Publish | None = None
     failures: int = 0
@@ -50,11 +50,6 @@ class Stream:
     # Something of it is parked, or will be, and holds it: nothing is read into ``first``.
     held: bool = False
     due: deque[Publish] = field(default_factory=deque)  # parked rows that may go, in order
-
-    @property
-    def ahead(self) -> Publish | None:
-        """What is published next, if anything may be."""
-        return self.due[0] if self.due else self.first
 
 
 @dataclass(eq=False, slots=True)
@@ -140,6 +135,10 @@ class Turns:
         stream.in_flight = None
         publish._shard.in_flight -= 1
         self.in_flight -= 1
+        if outcome is not Outcome.ACKED or stream.suspect:
+            self._suspect(stream, outcome)
+
+    def _suspect(self, stream: Stream, outcome: Outcome) -> None:
         if outcome is Outcome.SUSPECTED:
             stream.suspect = True
         elif outcome is Outcome.REFUSED:
@@ -156,7 +155,7 @@ def _take_from(ready: deque[Stream], room: int) -> list[Publish]:
     taken: list[Publish] = []
     while ready and len(taken) < room:
         stream = ready.popleft()
-        first = stream.ahead
+        first = stream.due[0] if stream.due else stream.first
         if first is None or stream.in_flight is not None:
             continue  # its shard was closed meanwhile, or it is held
         shard = first._shard
@@ -164,7 +163,8 @@ def _take_from(ready: deque[Stream], room: int) -> list[Publish]:
             first._tries is not None or first.position > shard.taken_to
         ):
             continue  # whoever is next publishes it
-        shard.taken_to = max(shard.taken_to, first.position)
+        if first.position > shard.taken_to:
+            shard.taken_to = first.position
         shard.in_flight += 1
         stream.in_flight = first
         taken.append(first)

@@ -202,7 +202,9 @@ class Window:
         return cut
 
     def _append(self, shard: Shard, row: Row) -> None:
-        stream = self._stream(row.stream)
+        stream = self._streams.get(row.stream)
+        if stream is None:
+            stream = self._streams[row.stream] = Stream(row.stream)
         publish = Publish(row.position, stream, shard, row)
         shard.rows.append(publish)
         shard.read_to = row.position
@@ -280,7 +282,7 @@ class Window:
         return verdict
 
     def _next(self, stream: Stream) -> None:
-        if stream.ahead is not None:
+        if stream.first is not None or stream.due:
             self._turns.enqueue(stream)
         elif not stream.held:
             self._streams.pop(stream.key, None)

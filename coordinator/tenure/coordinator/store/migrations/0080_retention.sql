@@ -178,6 +178,9 @@ begin
             select h.review_id from health_reviews h where h.closed_at < v_to
             order by h.closed_at limit p_limit for update skip locked));
     when 'changes' then
+        delete from parked_requests where request_id = any (array(
+            select r.request_id from parked_requests r where r.carried_out_at < v_to
+            order by r.carried_out_at limit p_limit for update skip locked));
         delete from fact_changes where ctid = any (array(
             select f.ctid from fact_changes f where f.at < v_to
             order by f.at limit p_limit for update skip locked));

@@ -50,6 +50,8 @@ create table parked_requests (
         (carried_out_at is null) = (result is null))
 );
 create index parked_requests_by_position on parked_requests (position, request_id);
+create index parked_requests_carried_out on parked_requests (carried_out_at)
+    where carried_out_at is not null;
 create index parked_requests_open on parked_requests (position) where carried_out_at is null;
 
 -- Moves cursors under live claims (RELAY-03), never backwards and never past the log's end, and parks
