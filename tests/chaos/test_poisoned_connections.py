@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tenure.coordinator.broker import Broker
-from tenure.executor.consumer import Consumer
+from tenure.executor.assignments import AssignmentConsumer
 from tests.support.downstream import Downstream, downstream
 from tests.support.executors import attempts
 from tests.support.isolation import BrokerSpace, FreshDatabase
@@ -44,11 +44,11 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
         ("coordinator.store.connecting.CONNECT_TIMEOUT_SECONDS", 2.0),
         ("coordinator.store.postgres.COMMAND_TIMEOUT_SECONDS", 3.0),
         ("coordinator.broker.OPERATION_SECONDS", 2.0),
-        ("executor.consumer.OPERATION_SECONDS", 2.0),
+        ("executor.delivery.OPERATION_SECONDS", 2.0),
         ("executor.http.REQUEST_SECONDS", 4.0),
     ):
         monkeypatch.setattr(f"tenure.{name}", seconds)
-    for of, name in ((Broker, "compare_seconds"), (Consumer, "watch_seconds")):
+    for of, name in ((Broker, "compare_seconds"), (AssignmentConsumer, "watch_seconds")):
         defaults = of.__init__.__kwdefaults__
         assert defaults is not None
         monkeypatch.setitem(defaults, name, 1.0)

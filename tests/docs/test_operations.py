@@ -6,6 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tenure.coordinator.metrics import Metrics
+from tenure.executor.consumer_metrics import ConsumerMetrics
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.relay.metrics import RelayMetrics
 from tests.support.repository import REPOSITORY
@@ -19,6 +20,7 @@ PAGE = (REPOSITORY / "docs" / "operations.md").read_text("utf-8")
         ("Coordinator", Metrics().registry),
         ("Relay", RelayMetrics().registry),
         ("Executor", ExecutorMetrics().registry),
+        ("Consumer of events", ConsumerMetrics().registry),
     ],
 )
 def test_the_page_lists_every_metric(title: str, registry: CollectorRegistry) -> None:
@@ -34,7 +36,12 @@ def test_the_page_lists_every_metric(title: str, registry: CollectorRegistry) ->
 def test_every_metric_that_the_page_names_exists() -> None:
     known = {
         family.name + ("_total" if family.type == "counter" else "")
-        for registry in (Metrics().registry, RelayMetrics().registry, ExecutorMetrics().registry)
+        for registry in (
+            Metrics().registry,
+            RelayMetrics().registry,
+            ExecutorMetrics().registry,
+            ConsumerMetrics().registry,
+        )
         for family in registry.collect()
     }
     assert set(re.findall(r"`(tenure_[a-z_]+)`", PAGE)) <= known

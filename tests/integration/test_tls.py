@@ -15,7 +15,7 @@ from tenure.cli.local.ports import LOOPBACK, reserve_port
 from tenure.cli.local.rabbitmq import PrivateRabbitmq
 from tenure.coordinator.store import migrate
 from tenure.coordinator.store.errors import DatabaseUntrusted
-from tenure.executor.consumer import Consumer
+from tenure.executor.assignments import AssignmentConsumer
 from tenure.executor.core.intake import Ack
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.executor.patience import Condition
@@ -99,7 +99,7 @@ async def consuming(
         got.extend(bodies)
         return [Ack.NOW] * len(bodies)
 
-    consumer = Consumer(
+    consumer = AssignmentConsumer(
         broker_address(url, ca_file=ca_file),
         queue=queue,
         prefetch=10,

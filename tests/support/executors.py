@@ -13,7 +13,7 @@ from tenure.cli.local.ports import LOOPBACK, reserve_port
 from tenure.executor import Executor
 from tenure.executor.config import ExecutorSettings, load_settings
 from tenure.executor.runner import run_until
-from tenure.executor.session import Stopping
+from tenure.executor.stopping import Stopping
 from tests.support.coordinator import Fleet
 from tests.support.isolation import BrokerSpace
 from tests.support.waiting import eventually

@@ -8,6 +8,7 @@ from pydantic_core import PydanticUndefined
 
 from tenure.coordinator.config import CoordinatorSettings, MigrateSettings
 from tenure.executor.config import ExecutorSettings
+from tenure.executor.consumer_settings import ConsumerSettings
 from tenure.relay.config import RelaySettings
 from tenure.settings import names
 from tenure.settings.process import ProcessSettings
@@ -17,6 +18,7 @@ MODELS: tuple[type[ProcessSettings], ...] = (
     CoordinatorSettings,
     RelaySettings,
     ExecutorSettings,
+    ConsumerSettings,
     MigrateSettings,
 )
 _BLOCK = re.compile(r"(<!-- made from the code: settings of (\w+) -->\n)(.*?)(<!-- end -->)", re.S)

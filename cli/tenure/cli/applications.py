@@ -1,4 +1,4 @@
-"""The executors that people name as MODULE:NAME."""
+"""The executors and consumers that people name as MODULE:NAME."""
 
 import importlib
 import importlib.util
@@ -6,13 +6,16 @@ import os
 import sys
 import traceback
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tenure.cli.exits import SetupError, UsageError
 from tenure.contract.errors import TenureError
 
 if TYPE_CHECKING:
     from tenure.executor import Executor
+    from tenure.executor.consumer import EventConsumer
+
+LoadedT = TypeVar("LoadedT")
 
 
 def check_application(path: str) -> None:
@@ -32,6 +35,13 @@ def check_application(path: str) -> None:
             raise _no_module(module_name)
 
 
+def load_consumer(path: str) -> "EventConsumer":
+    """The consumer of events that ``module:name`` names. Raises as ``load_application``."""
+    from tenure.executor.consumer import EventConsumer
+
+    return _load(path, EventConsumer, "consumer = EventConsumer(…)")
+
+
 def load_application(path: str) -> "Executor":
     """The executor that ``module:name`` names, imported from the working directory or the path.
 
@@ -41,6 +51,10 @@ def load_application(path: str) -> "Executor":
     """
     from tenure.executor import Executor
 
+    return _load(path, Executor, "app = Executor(…)")
+
+
+def _load(path: str, kind: type[LoadedT], written: str) -> LoadedT:
     module_name, name = _parts(path)
     _look_in_working_directory()
     try:
@@ -56,8 +70,10 @@ def load_application(path: str) -> "Executor":
             code="application_broken",
         ) from error
     found = getattr(module, name, None)
-    if not isinstance(found, Executor):
-        raise UsageError(f"{path!r} is no Executor.", next_step=_which_are(module, Executor))
+    if not isinstance(found, kind):
+        raise UsageError(
+            f"{path!r} is no {kind.__name__}.", next_step=_which_are(module, kind, written)
+        )
     return found
 
 
@@ -65,7 +81,7 @@ def _parts(path: str) -> tuple[str, str]:
     module_name, separator, name = path.partition(":")
     if not separator or not module_name or not name.isidentifier():
         raise UsageError(
-            f"{path!r} names no executor.", next_step="Give MODULE:NAME, like jobs:app."
+            f"{path!r} names no object of a module.", next_step="Give MODULE:NAME, like jobs:app."
         )
     if module_name.endswith(".py") or "/" in module_name:
         raise UsageError(
@@ -92,10 +108,10 @@ def _no_module(name: str) -> UsageError:
     return UsageError(f"there is no module {name!r} in {os.getcwd()} or on Python's path.")
 
 
-def _which_are(module: ModuleType, kind: type) -> str:
+def _which_are(module: ModuleType, kind: type, written: str) -> str:
     found = [name for name, value in vars(module).items() if isinstance(value, kind)]
     if not found:
-        return f"{module.__name__} holds none: write app = Executor(…) there."
+        return f"{module.__name__} holds none: write {written} there."
     return f"There is {', '.join(f'{module.__name__}:{name}' for name in found)}."
 
 

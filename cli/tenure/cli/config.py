@@ -12,7 +12,7 @@ from tenure.contract.errors import TenureError
 
 app = App(name="config", help="Check and show settings.")
 
-PROCESSES: Final[tuple[Process, ...]] = ("coordinator", "relay", "executor", "migrate")
+PROCESSES: Final[tuple[Process, ...]] = ("coordinator", "relay", "executor", "consumer", "migrate")
 
 Which = Annotated[Process, Parameter(help="Whose settings.")]
 

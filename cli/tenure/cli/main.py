@@ -120,6 +120,7 @@ def build_app(words: "Sequence[str]" = ()) -> "App":
     add("processes:coordinator", "coordinator", "Run a coordinator.")
     add("processes:relay", "relay", "Run a relay.")
     add("processes:executor", "executor", "Run an executor.")
+    add("consumers:app", "consumer", "Run a consumer of events; see what it keeps.")
     add("migrate:app", "migrate", "Bring the database up to date.")
     add("verify:verify", "verify", "Find what breaks an invariant in the database.")
     add("config:app", "config", "Check and show settings.")

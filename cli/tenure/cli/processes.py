@@ -22,7 +22,7 @@ def coordinator(*, config: Config = None) -> None:
         from tenure.coordinator.app import run
         from tenure.coordinator.config import load_settings
 
-    _work(run(load_settings(**given(config=config))))
+    work(run(load_settings(**given(config=config))))
 
 
 def relay(*, config: Config = None) -> None:
@@ -35,7 +35,7 @@ def relay(*, config: Config = None) -> None:
         from tenure.relay.app import run
         from tenure.relay.config import load_settings
 
-    _work(run(load_settings(**given(config=config))))
+    work(run(load_settings(**given(config=config))))
 
 
 def executor(
@@ -67,13 +67,13 @@ def executor(
     found = load_application(application)
     values, _ = completed("executor", given(slots=slots, node=node, config=config))
     try:
-        _work(run(found, load_settings(**values)))
+        work(run(found, load_settings(**values)))
     except LifespanFailed as error:
         traceback.print_exception(error.__cause__)  # the way to the line that failed
         raise
 
 
-def _work(process: Coroutine[Any, Any, None]) -> None:
+def work(process: Coroutine[Any, Any, None]) -> None:
     """Run a process on uvloop, which takes a fraction of the time of asyncio's own event loop; it
     does not exist for every platform."""
     try:

@@ -20,7 +20,7 @@ from tenure.contract.errors import TenureError
 if TYPE_CHECKING:
     from tenure.settings.process import ProcessSettings
 
-Process = Literal["coordinator", "relay", "executor", "migrate"]
+Process = Literal["coordinator", "relay", "executor", "consumer", "migrate"]
 
 Config = Annotated[
     Path | None,
@@ -31,6 +31,7 @@ _MODELS: Final[dict[Process, tuple[str, str, str]]] = {
     "coordinator": ("coordinator", "tenure.coordinator.config", "CoordinatorSettings"),
     "relay": ("relay", "tenure.relay.config", "RelaySettings"),
     "executor": ("executor", "tenure.executor.config", "ExecutorSettings"),
+    "consumer": ("executor", "tenure.executor.consumer_settings", "ConsumerSettings"),
     "migrate": ("coordinator", "tenure.coordinator.config", "MigrateSettings"),
 }
 """Of each process: the extra it needs, and where its model is."""
@@ -71,8 +72,9 @@ def completed(process: Process, values: dict[str, Any]) -> tuple[dict[str, Any],
 
     places = places_of(model, values)
     known: dict[str, str] = {}
-    if process == "executor" and not {"url", "token", "broker_url"} & places.keys():
-        known = _local_executor()
+    roles = {"executor": "executor", "consumer": "read_only"}
+    if process in roles and not {"url", "token", "broker_url"} & places.keys():
+        known = _local_client(roles[process])
     elif process == "migrate" and "database_url" not in places:
         known = {"database_url": local_database_url()}
     file = str(state_directory() / CONNECTION_FILE)
@@ -93,8 +95,8 @@ def local_database_url() -> str:
     )
 
 
-def _local_executor(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Addresses and token of the local stack, for an executor that was told none.
+def _local_client(role: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Addresses of the local stack and its token of a role, for a process that was told none.
 
     Raises SetupError where none runs.
     """
@@ -112,11 +114,11 @@ def _local_executor(environment: Mapping[str, str] = os.environ) -> dict[str, st
         return {
             "url": str(content["url"]),
             "broker_url": str(content["broker_url"]),
-            "token": str(content["tokens"]["executor"]),
+            "token": str(content["tokens"][role]),
         }
     except (KeyError, TypeError) as error:
         raise SetupError(
-            f"{file} lacks what an executor needs.",
+            f"{file} lacks what a process with the role {role} needs.",
             next_step="Start the stack again with `tenure up`.",
             code="not_configured",
         ) from error

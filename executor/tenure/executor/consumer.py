@@ -1,269 +1,194 @@
-"""Messages of this incarnation's queue. The only module that knows AMQP.
+"""For services that listen to events: ``EventConsumer`` (EVENT-03).
 
-Messages are notifications: they are acknowledged as soon as they are durably accepted, and the work
-goes on whatever becomes of the connection. Deliveries are handed to a loop of ours, since the
-library cancels its callbacks when the channel closes. The queue is the coordinator's: it is
-declared passively, and while it is missing the coordinator is asked for it by registering again.
+::
+
+    consumer = EventConsumer("billing", inbox=PostgresInbox("postgresql://…", schema="billing"))
+
+    @consumer.on("task.delivered")
+    async def bill(event: Event, context: EventContext) -> None:
+        await context.connection.execute("insert into invoices …", event.task_id)
+
+Run by ``tenure consumer run module:consumer``, or by ``await consumer.run()`` in a program of your
+own. "billing" is the name of a subscription (``tenure subscription add billing …``).
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from inspect import iscoroutinefunction
+from typing import Any, Final, TypeAlias
 
-import aio_pika
-import structlog
-from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage, AbstractQueue
-from aiormq.exceptions import AMQPError, ChannelNotFoundEntity
+from tenure.contract.events import Event
+from tenure.contract.subscriptions import EVERYTHING, SUBSCRIPTION_PATTERN, binding_keys
+from tenure.executor.errors import DeclarationError
+from tenure.executor.event_inbox import EventInbox, Stream
 
-from tenure.contract.faultpoints import NO_FAULTS, FaultPoint, FaultPoints
-from tenure.executor.core.intake import Ack
-from tenure.executor.errors import BrokerUnavailable, BrokerUntrusted, ExecutorError
-from tenure.executor.metrics import ExecutorMetrics
-from tenure.executor.patience import Condition, jitter_seconds
-from tenure.settings.addresses import Address, asked
-from tenure.settings.tls import tls_fault
+__all__ = ["EventConsumer", "EventContext", "Source", "Stream"]
 
-OPERATION_SECONDS: Final = 5.0
-WATCH_SECONDS: Final = 10.0
-"""How often it is checked that the broker still counts us as a consumer."""
-BATCH: Final = 256
-
-_LOST: Final = (AMQPError, OSError, TimeoutError, RuntimeError)
-"""A lost or refused operation; the library shows a closed channel as RuntimeError."""
-
-log = structlog.get_logger("tenure.executor")
+DEFAULT_MAX_ATTEMPTS: Final = 5
+DEFAULT_PREFETCH: Final = 50
 
 
-class Consumer:
-    """``run`` consumes until ``stop`` was called and what had arrived is settled."""
+class Source(StrEnum):
+    """How an event came here."""
+
+    QUEUE = "queue"
+    AUTHORITY = "authority"  # it had been missed, and was read from the coordinator
+    INBOX = "inbox"  # it had been kept, because it or one before it could not be handled
+
+
+@dataclass(frozen=True, slots=True)
+class EventContext:
+    """What a handler is given beside the event.
+
+    ``connection``: with an inbox in PostgreSQL the asyncpg connection whose transaction also
+    records that the event was handled: what is written through it happens exactly once. None with
+    an inbox in SQLite. ``late``: an event of the same stream that comes after this one has been
+    handled already; it happens only where the subscription leaves out a part of the stream.
+    ``attempt``: how often the handler was begun for this event, from 1. ``resources``: what the
+    lifespan yields.
+    """
+
+    connection: Any
+    source: Source
+    late: bool
+    attempt: int
+    resources: Any
+
+
+EventHandler: TypeAlias = Callable[[Event, EventContext], Awaitable[None]]
+DiscardHandler: TypeAlias = Callable[[Stream, Sequence[str], EventContext], Awaitable[None]]
+Lifespan: TypeAlias = Callable[[], AbstractAsyncContextManager[Any]]
+
+
+class EventConsumer:
+    """A consumer of the events of one subscription."""
 
     def __init__(
         self,
-        url: Address,
+        subscription: str,
         *,
-        queue: str,
-        prefetch: int,
-        receive: Callable[[Sequence[bytes]], Awaitable[list[Ack]]],
-        queue_missing: Callable[[], None],
-        consuming: Callable[[], None],
-        condition: Condition,
-        metrics: ExecutorMetrics,
-        watch_seconds: float = WATCH_SECONDS,
-        faults: FaultPoints = NO_FAULTS,
+        inbox: EventInbox,
+        tenant: str | None = None,
+        all_tenants: bool = False,
+        max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+        prefetch: int = DEFAULT_PREFETCH,
+        concurrency: int = 10,
     ) -> None:
-        """``receive`` takes in a batch and says how each message leaves the queue; it raises
-        ExecutorError when none may. ``consuming`` is called at the begin of each session."""
-        self._url = url
-        self._queue_name = queue
-        self._prefetch = prefetch
-        self._receive = receive
-        self._queue_missing = queue_missing
-        self._consuming = consuming
-        self._condition = condition
-        self._metrics = metrics
-        self._watch_seconds = watch_seconds
-        self._faults = faults
-        self._stopping = asyncio.Event()
-        self._session: _Session | None = None
+        """``tenant`` and ``all_tenants`` say which subscription of that name is meant where a token
+        sees several. ``max_attempts``: failures of a handler until the event is parked, and with it
+        the rest of its stream. ``prefetch``: messages that may be here unsettled; ``concurrency``:
+        streams whose events are handled at once, each stream in order.
 
-    def stop(self) -> None:
-        """Take nothing new."""
-        self._stopping.set()
-        if self._session is not None:
-            self._session.wake()
-
-    async def run(self) -> None:
-        """Sessions, one after the other, with jitter between them."""
-        failures = 0
-        while not self._stopping.is_set():
-            session = self._session = _Session(self._prefetch)
-            try:
-                await self._serve(session)
-            except ExecutorError as error:
-                self._condition.trouble(error)
-            except _LOST as error:
-                self._condition.trouble(_refusal(error))
-            except asyncio.CancelledError as error:
-                # The library also cancels what waits on a connection that it gives up.
-                task = asyncio.current_task()
-                if task is None or task.cancelling() > 0:
-                    raise
-                self._condition.trouble(_refusal(error))
-            finally:
-                await session.close()
-            failures = 1 if session.consumed else failures + 1
-            await self._pause(jitter_seconds(failures))
-
-    async def _pause(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-
-    async def _serve(self, session: "_Session") -> None:
-        """One connection, until it is lost or consuming is over."""
-        try:
-            await session.open(asked(self._url), self._queue_name)
-        except ChannelNotFoundEntity as error:
-            self._queue_missing()
-            raise BrokerUnavailable(f"the queue {self._queue_name} is not there (yet).") from error
-        self._metrics.consumer_sessions.inc()
-        self._condition.well()
-        self._consuming()
-        watch = asyncio.create_task(self._watch(session))
-        try:
-            await self._pump(session)
-        finally:
-            watch.cancel()
-            await asyncio.wait({watch})
-
-    async def _pump(self, session: "_Session") -> None:
-        """Take in what arrives, in batches of whatever has arrived meanwhile."""
-        while True:
-            batch = await session.next_batch(last=self._stopping.is_set)
-            if not batch:
-                return
-            acks = await self._receive([message.body for message in batch])
-            await _settle(batch, acks)
-            await self._faults.reach(FaultPoint.AFTER_ACK)
-
-    async def _watch(self, session: "_Session") -> None:
-        """Consumers were lost unnoticed in many ways: ask the broker whether we are one."""
-        while True:
-            await asyncio.sleep(self._watch_seconds)
-            if self._stopping.is_set():
-                return
-            try:
-                attached = await session.is_attached()
-            except _LOST as error:
-                log.warning("the consumer cannot be checked", error=_said(error))
-                attached = False
-            if not attached:
-                session.lose("the broker has no consumer of ours on the queue")
-                return
-
-
-class _Session:
-    """One connection with one consumer."""
-
-    def __init__(self, prefetch: int) -> None:
-        self._prefetch = prefetch
-        self._connection: AbstractConnection | None = None
-        self._channel: AbstractChannel | None = None
-        self._queue: AbstractQueue | None = None
-        self._tag: str | None = None
-        self._messages: list[AbstractIncomingMessage] = []
-        self._wake = asyncio.Event()
-        self._lost: str | None = None
-        self._delivered = 0
-        self._delivered_at_check = 0
-        self.consumed = False
-
-    async def open(self, url: str, queue_name: str) -> None:
-        async with asyncio.timeout(2 * OPERATION_SECONDS):
-            self._connection = await aio_pika.connect(url, timeout=OPERATION_SECONDS)
-            self._connection.close_callbacks.add(self._on_close)
-            self._channel = await self._connection.channel(publisher_confirms=False)
-            self._channel.close_callbacks.add(self._on_close)
-            underlay = await self._channel.get_underlay_channel()
-            underlay.on_consumer_cancel_callbacks.add(self._on_cancel)
-            await self._channel.set_qos(self._prefetch)
-            self._queue = await self._channel.declare_queue(queue_name, passive=True)
-            self._tag = await self._queue.consume(self._on_message)
-        self.consumed = True
-
-    async def next_batch(self, last: Callable[[], bool]) -> list[AbstractIncomingMessage]:
-        """What has arrived, at least one; empty once consuming is over, as ``last`` tells.
-
-        Raises BrokerUnavailable when the session was lost: what had arrived comes again.
+        Raises DeclarationError.
         """
-        while True:
-            self._wake.clear()
-            if self._lost is not None:
-                raise BrokerUnavailable(f"the connection was lost: {self._lost}.")
-            if self._messages:
-                batch, self._messages = self._messages[:BATCH], self._messages[BATCH:]
-                return batch
-            if not last():
-                await self._wake.wait()
-            elif self._tag is None:
-                return []
-            else:
-                await self._cancel()  # what was on its way may have arrived meanwhile
+        if not SUBSCRIPTION_PATTERN.fullmatch(subscription):
+            raise DeclarationError(f"{subscription!r} is no name of a subscription.")
+        if min(max_attempts, prefetch, concurrency) < 1:
+            raise DeclarationError("max_attempts, prefetch and concurrency are at least 1.")
+        if all_tenants and tenant is not None:
+            raise DeclarationError("name one tenant or say all_tenants, not both.")
+        self.subscription = subscription
+        self.inbox = inbox
+        self.tenant = tenant
+        self.all_tenants = all_tenants
+        self.max_attempts = max_attempts
+        self.prefetch = prefetch
+        self.concurrency = concurrency
+        self._handlers: dict[str, EventHandler] = {}
+        self._on_discarded: DiscardHandler | None = None
+        self._lifespan: Lifespan | None = None
 
-    def wake(self) -> None:
-        """There is something to look at."""
-        self._wake.set()
+    @property
+    def name(self) -> str:
+        """Under which the inbox remembers, so that several consumers may share its tables."""
+        return self.subscription
 
-    async def is_attached(self) -> bool:
-        """Whether the broker delivers to us. Raises what a lost operation raises."""
-        assert self._channel is not None
-        assert self._queue is not None
-        async with asyncio.timeout(OPERATION_SECONDS):
-            queue = await self._channel.declare_queue(self._queue.name, passive=True)
-        declared = queue.declaration_result
-        progress = self._delivered != self._delivered_at_check or bool(self._messages)
-        self._delivered_at_check = self._delivered
-        return bool(declared.consumer_count) and (not declared.message_count or progress)
+    @property
+    def handlers(self) -> Mapping[str, EventHandler]:
+        """By the word that they were declared for."""
+        return self._handlers
 
-    def lose(self, why: str) -> None:
-        """Nothing good can come of this session any more."""
-        if self._lost is None:
-            self._lost = why
-        self._wake.set()
+    def on(self, *events: str) -> Callable[[EventHandler], EventHandler]:
+        """Declare a handler: ``async def handler(event, context)``, for ``all``, an entity type
+        (``task``) or ``ENTITY.STATE`` (``task.delivered``). Of several that fit, the closest one is
+        called. What has no handler counts as handled.
 
-    async def close(self) -> None:
-        """Close, within a limit: a blocked broker does not answer a close either."""
-        connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        connection.close_callbacks.discard(self._on_close)
-        with suppress(*_LOST):
-            async with asyncio.timeout(OPERATION_SECONDS):
-                await connection.close()
+        A handler that raises is called again, with growing pauses, until ``max_attempts``; one
+        that raises ``Fail`` is not. It is then parked with its stream until a person decides.
+        """
+        try:
+            binding_keys(None, events)
+        except ValueError as error:
+            raise DeclarationError(f"{error}.") from error
 
-    async def _cancel(self) -> None:
-        """Take nothing more from the queue."""
-        assert self._queue is not None
-        tag, self._tag = self._tag, None
-        if tag is not None:
-            async with asyncio.timeout(OPERATION_SECONDS):
-                await self._queue.cancel(tag)
+        def add(handler: EventHandler) -> EventHandler:
+            _check_async(handler)
+            for word in events:
+                if word in self._handlers:
+                    raise DeclarationError(f"{word!r} has two handlers.")
+                self._handlers[word] = handler
+            return handler
 
-    async def _on_message(self, message: AbstractIncomingMessage) -> None:
-        self._delivered += 1
-        self._messages.append(message)
-        self._wake.set()
+        if not events:
+            raise DeclarationError(f"name events, or {EVERYTHING!r}.")
+        return add
 
-    def _on_close(self, _: object, error: BaseException | None = None) -> None:
-        self.lose(_said(error) if error is not None else "closed")
+    def on_discarded(self, handler: DiscardHandler) -> DiscardHandler:
+        """Declare what undoes events that never happened: ``async def handler(stream, event_ids,
+        context)``. After a restore the authority may not know events that were handled; what it
+        knows instead is handed to the other handlers afterwards."""
+        _check_async(handler)
+        if self._on_discarded is not None:
+            raise DeclarationError("a consumer has one handler of discarded events.")
+        self._on_discarded = handler
+        return handler
 
-    def _on_cancel(self, _: object) -> None:
-        if self._tag is not None:
-            self.lose("the broker cancelled the consumer")
+    @property
+    def discard_handler(self) -> DiscardHandler | None:
+        """What was declared with ``on_discarded``."""
+        return self._on_discarded
+
+    def lifespan(self, function: Lifespan) -> Lifespan:
+        """Declare what opens and closes the resources that handlers share: an
+        ``@asynccontextmanager`` that yields any object."""
+        if self._lifespan is not None:
+            raise DeclarationError("a consumer has one lifespan, this is a second.")
+        self._lifespan = function
+        return function
+
+    def open_resources(self) -> AbstractAsyncContextManager[Any]:
+        """The lifespan, entered by the runtime; yields None where none was declared."""
+        return _no_resources() if self._lifespan is None else self._lifespan()
+
+    def handler_of(self, event: Event) -> EventHandler | None:
+        """The handler that fits an event most closely."""
+        entity = event.entity_type.value
+        for word in (f"{entity}.{event.next_state}", entity, EVERYTHING):
+            if word in self._handlers:
+                return self._handlers[word]
+        return None
+
+    async def run(self, **settings: Any) -> None:
+        """Consume until SIGTERM or SIGINT, then finish what was begun; a second signal hurries.
+
+        Servers that are away are waited for. ``settings``: in the place of those of the environment
+        (docs/settings.md, "Consumer"). Raises DeclarationError for a consumer without handlers,
+        SettingsInvalid, ListenRefused and LifespanFailed.
+        """
+        from tenure.executor.consumer_runner import run
+        from tenure.executor.consumer_settings import load_settings
+
+        await run(self, load_settings(**settings))
 
 
-async def _settle(batch: Sequence[AbstractIncomingMessage], acks: Sequence[Ack]) -> None:
-    """Let messages leave the queue. Every earlier message of the channel is settled, so one ack
-    may speak for the whole batch."""
-    if Ack.DEAD_LETTER not in acks:
-        await batch[-1].ack(multiple=True)
-        return
-    for message, ack in zip(batch, acks, strict=True):
-        if ack is Ack.DEAD_LETTER:
-            await message.reject(requeue=False)
-        else:
-            await message.ack()
+def _check_async(handler: Callable[..., Any]) -> None:
+    if not iscoroutinefunction(handler):
+        name = getattr(handler, "__name__", repr(handler))
+        raise DeclarationError(f"{name} is not written with `async def`.")
 
 
-def _refusal(error: BaseException) -> BrokerUnavailable:
-    if fault := tls_fault(error, "broker"):
-        return BrokerUntrusted(fault.message, next_step=fault.next_step)
-    return BrokerUnavailable(
-        f"no usable connection to the broker: {_said(error)}.",
-        next_step="Check TENURE_BROKER_URL, its login and virtual host, and that the broker runs.",
-    )
-
-
-def _said(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+@asynccontextmanager
+async def _no_resources() -> AsyncIterator[None]:
+    yield None

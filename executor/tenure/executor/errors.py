@@ -25,7 +25,10 @@ TenureError
     │   ├── CoordinatorUnavailable  the outcome is unknown: repeat the same request
     │   ├── CoordinatorRefused      the request itself was refused
     │   └── NodeGone                this incarnation has ended for the coordinator
-    ├── InboxUnavailable          the inbox file cannot be written
+    ├── InboxUnavailable          the inbox cannot be read or written
+    ├── HandlerFailed             a consumer's handler raised: the event is handled again
+    ├── AuthorityBehind           the coordinator knows less of a stream than an event says
+    ├── SubscriptionMissing       nobody has subscribed under that name
     ├── BrokerUnavailable         no usable connection to the broker, or no queue on it
     │   └── BrokerUntrusted       its certificate is not accepted, or it does not speak TLS
     └── ListenRefused             the address to listen on cannot be had
@@ -219,8 +222,27 @@ class NodeGone(CoordinatorError):
     code = Code.NODE_GONE
 
 
+class HandlerFailed(ExecutorError):
+    """A consumer's handler raised: the event is handed to it again."""
+
+    code = "handler_failed"
+
+
+class AuthorityBehind(ExecutorError):
+    """The coordinator knows less of a stream than an event says: it has lost history and is to be
+    recovered. Nothing is decided about the event until then."""
+
+    code = Code.AUTHORITY_HISTORY_LOST
+
+
+class SubscriptionMissing(ExecutorError):
+    """No subscription of that name that this token may see."""
+
+    code = "subscription_missing"
+
+
 class InboxUnavailable(ExecutorError):
-    """The inbox file cannot be written, so nothing may be acknowledged."""
+    """The inbox cannot be read or written, so nothing may be acknowledged."""
 
     code = "inbox_unavailable"
 

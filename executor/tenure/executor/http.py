@@ -4,17 +4,20 @@ Every failure is one of three: no usable answer (the outcome is unknown, the sam
 repeated), a refusal with its code, or the end of this incarnation.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import httpx2
 from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
 
+from tenure.contract.codec import decode_event
 from tenure.contract.codes import Code
+from tenure.contract.events import Event
 from tenure.contract.ids import IncarnationId, NodeId, TaskId
-from tenure.contract.operations import Evidence, PresentedToken
+from tenure.contract.operations import Evidence, PresentedPosition, PresentedToken
 from tenure.contract.progress import ProgressReplies, ProgressReports
 from tenure.contract.reports import (
     Assignments,
@@ -26,7 +29,9 @@ from tenure.contract.reports import (
     ReportReplies,
     Reports,
 )
-from tenure.contract.tasks import Problem
+from tenure.contract.states import EntityType
+from tenure.contract.subscriptions import SubscriptionList
+from tenure.contract.tasks import Problem, StreamView
 from tenure.executor.errors import (
     CoordinatorError,
     CoordinatorRefused,
@@ -37,10 +42,20 @@ from tenure.executor.errors import (
 REQUEST_SECONDS: Final = 15.0
 CONNECT_SECONDS: Final = 5.0
 _JSON: Final = {"content-type": "application/json"}
+_STREAM_PAGE: Final = 1000
 _REPEATABLE: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _FAILURES: Final = (httpx2.TransportError, httpx2.DecodingError, OSError)
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class History(NamedTuple):
+    """A part of a stream as the authority has it: its epoch, the sequence of the stream's last
+    event, and the events that were asked for."""
+
+    epoch: int
+    last_sequence: int
+    events: tuple[Event, ...]
 
 
 class Coordinator:
@@ -85,6 +100,36 @@ class Coordinator:
         """Tell what a receiver has seen for a task (LEASE-04). Never raises: what cannot be told
         now is told by the next witness."""
         evidence = Evidence(tokens=(PresentedToken(task_id=task_id, fencing_token=seen_token),))
+        with suppress(CoordinatorError):
+            _checked(await self._send("POST", "/v1/authority/evidence", evidence))
+
+    async def history(self, entity_type: str, entity_id: str, *, after: int) -> History:
+        """The events of a stream with a sequence above ``after``, to its end."""
+        events: list[Event] = []
+        while True:
+            path = f"/v1/streams/{entity_type}/{quote(entity_id, safe='')}"
+            query = f"?after={after}&limit={_STREAM_PAGE}"
+            view = _read(await self._send("GET", path + query), StreamView)
+            events += (decode_event(to_json(event)) for event in view.events)
+            if len(view.events) < _STREAM_PAGE:
+                return History(view.epoch, view.sequence, tuple(events))
+            after = events[-1].sequence
+
+    async def subscriptions(self) -> SubscriptionList:
+        """Subscriptions that this token may see."""
+        return _read(await self._send("GET", "/v1/subscriptions"), SubscriptionList)
+
+    async def present_positions(self, positions: Sequence[tuple[str, str, int, int]]) -> None:
+        """Tell how far streams were seen: type and id of the entity, epoch, sequence. Never raises:
+        what cannot be told now is told later."""
+        evidence = Evidence(
+            positions=tuple(
+                PresentedPosition(
+                    entity_type=EntityType(kind), entity_id=name, epoch=epoch, sequence=sequence
+                )
+                for kind, name, epoch, sequence in positions
+            )
+        )
         with suppress(CoordinatorError):
             _checked(await self._send("POST", "/v1/authority/evidence", evidence))
 

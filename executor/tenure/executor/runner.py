@@ -24,8 +24,9 @@ from tenure.executor.inbox import Inbox, inbox_path
 from tenure.executor.isolation.sandbox import Sandbox
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.executor.patience import Condition
-from tenure.executor.session import Ended, Session, Stopping, Surroundings
+from tenure.executor.session import Ended, Session, Surroundings
 from tenure.executor.status import StatusPages, serve
+from tenure.executor.stopping import Stopping
 
 REJOIN_AFTER_SECONDS: Final = 60.0
 """A node that was heard more lately than this and is gone was replaced by another process."""

@@ -23,9 +23,9 @@ from tenure.contract.reports import (
     Registration,
     RegistrationReply,
 )
+from tenure.executor.assignments import AssignmentConsumer
 from tenure.executor.clock import Clock
 from tenure.executor.config import ExecutorSettings
-from tenure.executor.consumer import Consumer
 from tenure.executor.declare import HandlerDeclaration
 from tenure.executor.errors import (
     CoordinatorError,
@@ -45,14 +45,13 @@ from tenure.executor.progress import ProgressStream
 from tenure.executor.reception import Reception
 from tenure.executor.renewals import Heard, Renewer
 from tenure.executor.reports import ReportStream
+from tenure.executor.stopping import Stopping
 from tenure.executor.work import Work
 
 RENEWAL_SECONDS: Final = (0.5, 5.0)
 """Shortest and longest time that a renewal request may take."""
 LAST_WORDS_SECONDS: Final = 5.0
 """For the reports of handlers that were ended by the drain limit, and for saying goodbye."""
-SHORT_DRAIN_SECONDS: Final = 3.0
-"""What remains of the drain limit after a second signal."""
 
 log = structlog.get_logger("tenure.executor")
 
@@ -81,40 +80,6 @@ class Surroundings:
     coordinator_condition: Condition
     broker_condition: Condition
     faults: FaultPoints
-
-
-class Stopping:
-    """Asked to drain, and when the drain has to be over."""
-
-    def __init__(self, drain_seconds: float) -> None:
-        self._drain_seconds = drain_seconds
-        self._asked = asyncio.Event()
-        self._hurried = asyncio.Event()
-
-    def ask(self) -> None:
-        """Drain; asked again: soon."""
-        if self._asked.is_set():
-            self._hurried.set()
-        self._asked.set()
-
-    @property
-    def asked(self) -> bool:
-        """Whether the process is to end."""
-        return self._asked.is_set()
-
-    async def wait(self) -> None:
-        """Until asked."""
-        await self._asked.wait()
-
-    async def limit(self) -> None:
-        """Until the drain limit is reached, counted from now."""
-        hurried = asyncio.create_task(self._hurried.wait())
-        try:
-            await asyncio.wait({hurried}, timeout=self._drain_seconds)
-            if self._hurried.is_set():
-                await asyncio.sleep(min(SHORT_DRAIN_SECONDS, self._drain_seconds))
-        finally:
-            hurried.cancel()
 
 
 class Session:
@@ -261,7 +226,7 @@ class Session:
             metrics=around.metrics,
             faults=around.faults,
         )
-        consumer = Consumer(
+        consumer = AssignmentConsumer(
             settings.broker_url_now,
             queue=reply.queue,
             prefetch=min(500, 2 * settings.slots + 16),
@@ -315,7 +280,7 @@ class Session:
                 signal.cancel()
 
     async def _drain(
-        self, work: Work, consumer: Consumer, reception: Reception, stopping: Stopping
+        self, work: Work, consumer: AssignmentConsumer, reception: Reception, stopping: Stopping
     ) -> None:
         """Nothing new; hand back what has not started; let what runs go on under renewals until
         the limit; say goodbye (OPS-03). Servers that are away cost no more than the last words."""

@@ -42,6 +42,12 @@ PROCESSES: Final[dict[str, frozenset[str]]] = {
             "inbox_retention_seconds", "comparison_seconds", "run_as", "scratch_dir", "cgroup",
         )
     ),
+    "consumer": frozenset(
+        (
+            *_LOGS, "broker_url", "broker_ca_file", "url", "token", "consumer_listen",
+            "drain_seconds", "consumer_reconcile_seconds", "consumer_evidence_seconds",
+        )
+    ),
     "migrate": frozenset(
         (
             "database_url", "coordinator_role", "relay_role", "coordinator_password",

@@ -369,7 +369,7 @@ def test_an_executor_that_was_told_nothing_joins_the_local_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_connection(tmp_path / ".tenure")
-    with pytest.raises(SetupError, match="what an executor needs"):
+    with pytest.raises(SetupError, match="with the role executor needs"):
         completed("executor", {})
     found = {"url": "http://127.0.0.1:9", "broker_url": "amqp://x", "tokens": {"executor": "t"}}
     path.write_text(json.dumps(found))

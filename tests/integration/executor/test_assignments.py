@@ -15,7 +15,7 @@ from tenure.contract.topology import (
     dead_letter_queue_arguments,
     node_queue_arguments,
 )
-from tenure.executor.consumer import Consumer
+from tenure.executor.assignments import AssignmentConsumer
 from tenure.executor.core.intake import Ack
 from tenure.executor.errors import InboxUnavailable
 from tenure.executor.metrics import ExecutorMetrics
@@ -36,7 +36,7 @@ class Node:
         self.missing = 0
         self.sessions = 0
         self.condition = Condition("the broker")
-        self.consumer = Consumer(
+        self.consumer = AssignmentConsumer(
             url,
             queue=queue,
             prefetch=20,
