@@ -1,7 +1,6 @@
 """The relay between a real PostgreSQL and a real RabbitMQ, all servers well."""
 
 from dataclasses import replace
-from uuid import UUID
 
 import aio_pika
 import pytest
@@ -13,7 +12,7 @@ from tenure.relay.config import load_settings
 from tenure.relay.core.outcome import Outcome
 from tenure.relay.errors import BrokerRefused
 from tests.support.isolation import BrokerSpace, FreshDatabase, with_login
-from tests.support.log_rows import LogRow, Stream, append, rows_of
+from tests.support.log_rows import LogRow, Stream, append, attempt, rows_of
 from tests.support.relays import (
     all_passed,
     broker_channel,
@@ -88,31 +87,6 @@ async def test_a_row_whose_route_is_required_is_published_only_once_its_queue_ex
     assert len(arrived.messages) == 1
 
 
-async def attempt(database: FreshDatabase, task_id: UUID, state: str) -> UUID:
-    """An attempt in this state, as far as the relay looks at it."""
-    ended = state == "cancelled"
-    async with session(database.owner_url) as owner:
-        return UUID(
-            str(
-                await owner.fetchval(
-                    """
-                    insert into tenure.attempts (attempt_id, task_id, tenant, ordinal, state,
-                        version, sequence, node_id, incarnation, lease_id, fencing_token,
-                        policy_version, lease_microseconds, expires_at, scope, dispatch_event_id,
-                        dispatched_at, submitted_at, decided_at, ended_at)
-                    values (gen_random_uuid(), $1, 'default', 1, $2, 1, 1, 'n', gen_random_uuid(),
-                        gen_random_uuid(), 1, 1, 1, now(), '{}', gen_random_uuid(), now(), now(),
-                        now(), case when $3 then now() end)
-                    returning attempt_id
-                    """,
-                    task_id,
-                    state,
-                    ended,
-                )
-            )
-        )
-
-
 async def test_a_message_to_a_vanished_node_is_passed_only_once_its_attempt_has_ended(
     database: FreshDatabase, broker: BrokerSpace
 ) -> None:
@@ -120,14 +94,15 @@ async def test_a_message_to_a_vanished_node_is_passed_only_once_its_attempt_has_
     ended, open_one = Stream(), Stream()
     while open_one.shard == ended.shard:
         open_one = Stream()
-    rows = [
-        stream.next(
-            routing_key="gone",
-            required=True,
-            attempt_id=await attempt(database, stream.entity_id, state),
-        )
-        for stream, state in ((ended, "cancelled"), (open_one, "submitted"))
-    ]
+    async with session(database.owner_url) as owner:
+        rows = [
+            stream.next(
+                routing_key="gone",
+                required=True,
+                attempt_id=await attempt(owner, stream.entity_id, state),
+            )
+            for stream, state in ((ended, "cancelled"), (open_one, "submitted"))
+        ]
     async with relaying(database.relay_url, broker.url, broker.name_prefix) as parts:
         passed, waiting = await record(database, rows)
 

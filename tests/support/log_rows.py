@@ -97,3 +97,22 @@ async def append(connection: asyncpg.Connection, rows: Iterable[LogRow]) -> list
         [row.attempt_id for row in rows],
     )
     return [record["position"] for record in records]
+
+
+async def attempt(owner: asyncpg.Connection, task_id: UUID, state: str) -> UUID:
+    """An attempt in this state, as far as the relay looks at it."""
+    found = await owner.fetchval(
+        """
+        insert into tenure.attempts (attempt_id, task_id, tenant, ordinal, state, version, sequence,
+            node_id, incarnation, lease_id, fencing_token, policy_version, lease_microseconds,
+            expires_at, scope, dispatch_event_id, dispatched_at, submitted_at, decided_at, ended_at)
+        values (gen_random_uuid(), $1, 'default', 1, $2, 1, 1, 'n', gen_random_uuid(),
+            gen_random_uuid(), 1, 1, 1, now(), '{}', gen_random_uuid(), now(), now(), now(),
+            case when $3 then now() end)
+        returning attempt_id
+        """,
+        task_id,
+        state,
+        state == "cancelled",
+    )
+    return UUID(str(found))

@@ -135,7 +135,7 @@ class Relay:
         to_settle = []
         for settled in all_settled:
             row = settled.publish.row
-            if settled.outcome is Outcome.RETURNED and row.required and row.attempt_id is not None:
+            if settled.outcome is Outcome.RETURNED and row.required and row.is_void_once_ended:
                 self._returned.append(settled)  # until the database says whether it still matters
             else:
                 to_settle.append(settled)

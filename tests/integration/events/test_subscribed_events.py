@@ -11,7 +11,7 @@ from tenure.contract.topology import event_routing_key
 from tenure.relay.core.outcome import Outcome
 from tenure.relay.routes import Routes
 from tests.support.isolation import BrokerSpace, FreshDatabase
-from tests.support.log_rows import Stream, append, rows_of
+from tests.support.log_rows import Stream, append, attempt, rows_of
 from tests.support.parked import make_due, parked_are
 from tests.support.relays import (
     all_passed,
@@ -83,6 +83,30 @@ async def test_an_event_that_is_subscribed_to_waits_for_its_queue_and_others_do_
             await consumer.has(wanted)
             await all_passed(database.relay_url)
     assert consumer.event_ids == {str(row.event_id) for row in wanted}
+
+
+@pytest.mark.requirement("RELAY-02")
+async def test_an_event_about_an_attempt_outlives_it(
+    database: FreshDatabase, broker: BrokerSpace
+) -> None:
+    """Only a message to a node is void once its attempt has ended."""
+    async with broker_channel(broker.url) as channel, session(database.owner_url) as owner:
+        exchange = await declare_events(channel, broker.name_prefix)
+        await subscribe(owner, DELIVERED)
+        stream = Stream()
+        ended = await attempt(owner, stream.entity_id, "cancelled")
+        row = stream.next(exchange=exchange, routing_key=DELIVERED, attempt_id=ended)
+        await append(owner, [row])
+        async with relaying(database.relay_url, broker.url, broker.name_prefix) as parts:
+
+            async def tried() -> bool:
+                return count(parts, Outcome.RETURNED) >= 3
+
+            await until(tried)
+            assert count(parts, Outcome.WITHDRAWN) == count(parts) == 0
+            name = await declare_queue(channel, f"{broker.name_prefix}.q", exchange)
+            consumer = await consume(channel, name)
+            await consumer.has([row])
 
 
 @pytest.mark.requirement("RELAY-02")

@@ -16,7 +16,7 @@ BEHIND: Final = "behind"
 _REFUSALS: Final = 2
 _FAILURES: Final = 3
 _RETRY_BASE: Final = 5_000_000
-_RETRY_CAP: Final = 600_000_000
+_RETRY_CAP: Final = 120_000_000
 _DETAIL_CHARACTERS: Final = 500
 
 
@@ -87,7 +87,7 @@ def should_park(outcome: Outcome, *, failures: int, failing: int, terms: Parking
 
 def retry_after(outcome: Outcome, tries: int, jitter: float) -> int | None:
     """When a row is tried again by itself after ``tries`` tries since it was parked: from 5 s
-    doubling to 10 min, of which ``jitter`` in [0, 1) takes up to a half. None: it would fail again.
+    doubling to 2 min, of which ``jitter`` in [0, 1) takes up to a half. None: it would fail again.
     """
     if outcome in (Outcome.UNSENDABLE, Outcome.REFUSED):
         return None

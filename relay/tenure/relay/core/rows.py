@@ -50,6 +50,12 @@ class Row(NamedTuple):
     attempt_id: str | None = None
     replay_id: str | None = None
 
+    @property
+    def is_void_once_ended(self) -> bool:
+        """Whether nobody needs it any more once its attempt has ended: a message to a node does not
+        outlive the attempt. An event is about what happened, and stays true."""
+        return self.exchange == "" and self.attempt_id is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Want:
