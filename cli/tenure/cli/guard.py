@@ -4,11 +4,11 @@ import asyncio
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 from cyclopts import App, Parameter
 
-from tenure.cli.exits import Exit, UsageError, needs
+from tenure.cli.exits import CommandError, Exit, UsageError, needs
 from tenure.cli.instants import read_length
 from tenure.cli.output import Output, print_json, print_table
 from tenure.cli.told import told
@@ -17,7 +17,12 @@ from tenure.executor.guards.payment_table import table
 from tenure.executor.guards.sql_install import install_statements
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from tenure.executor.guards.conformance import Outcome
+    from tenure.executor.guards.http_store import SqliteRequests
+
+T = TypeVar("T")
 
 app = App(
     name="guard", help="What guarded receivers need, and whether they refuse what they should."
@@ -207,31 +212,98 @@ def prune(
             "--older-than: at least a day.",
             next_step="A task whose row has gone is done again by its next attempt.",
         )
-    if (database is None) == (sqlite is None):
-        raise UsageError("name a database, or --sqlite FILE.")
-    if sqlite is not None:
-        if not sqlite.is_file():
-            raise UsageError(f"--sqlite: {sqlite} is no file.")
-        removed = {"requests and fences": asyncio.run(_prune_file(sqlite, age))}
+    where = _one_of(database, sqlite)
+    if isinstance(where, Path):
+        seconds = age.total_seconds()
+        gone = asyncio.run(_in_file(where, lambda store: store.prune(seconds)))
+        removed = {"requests and fences": gone}
     else:
         with needs("sql"):
             from tenure.executor.guards import sql_prune
-        url = told("DATABASE", str(database))
-        removed = asyncio.run(sql_prune.prune(url, older_than=age, schema=schema))
+        removed = asyncio.run(sql_prune.prune(where, older_than=age, schema=schema))
     if output == "json":
         print_json(removed)
     else:
         print_table(("TABLE", "REMOVED"), list(removed.items()))
 
 
-async def _prune_file(file: Path, age: timedelta) -> int:
-    from tenure.executor.guards.http_store import SqliteRequests
+@app.command
+def unsettled(
+    database: Annotated[
+        str | None,
+        Parameter(help="The database, as the owner of the guard's tables logs in to it, or @FILE."),
+    ] = None,
+    /,
+    *,
+    schema: Annotated[str, Parameter(help="Schema of the guard's tables.")] = "public",
+    sqlite: Annotated[
+        Path | None, Parameter(help="Instead of a database: the file of an HTTP receiver.")
+    ] = None,
+    output: Output = "table",
+) -> None:
+    """List what somebody has to look at: requests that were interrupted with their process, and
+    payments that were intended more than ten minutes ago and never settled.
+    """
+    where = _one_of(database, sqlite)
+    if isinstance(where, Path):
+        found = asyncio.run(_in_file(where, lambda store: store.interrupted()))
+    else:
+        with needs("sql"):
+            from tenure.executor.guards import sql_unsettled
+        found = asyncio.run(sql_unsettled.unsettled(where, schema=schema))
+    if output == "json":
+        print_json(
+            [
+                {
+                    "kind": one.kind,
+                    "key": one.key,
+                    "scope": one.scope,
+                    "task": one.task,
+                    "since": one.since.isoformat(),
+                }
+                for one in found
+            ]
+        )
+    else:
+        print_table(
+            ("KIND", "KEY", "SCOPE", "TASK", "SINCE"),
+            [(one.kind, one.key, one.scope or None, one.task, one.since) for one in found],
+        )
 
-    store = SqliteRequests(file)
-    try:
-        return await store.prune(age.total_seconds())
-    finally:
-        store.close()
+
+@app.command
+def forget(
+    key: Annotated[str, Parameter(help="As `tenure guard unsettled` names it.")],
+    database: Annotated[
+        str | None,
+        Parameter(help="The database, as the owner of the guard's tables logs in to it, or @FILE."),
+    ] = None,
+    /,
+    *,
+    scope: Annotated[str | None, Parameter(help="Whose key it is, where several have it.")] = None,
+    schema: Annotated[str, Parameter(help="Schema of the guard's tables.")] = "public",
+    sqlite: Annotated[
+        Path | None, Parameter(help="Instead of a database: the file of an HTTP receiver.")
+    ] = None,
+) -> None:
+    """Forget an unsettled request or payment, since somebody has seen that it did nothing.
+
+    The next attempt of its task does it. What was settled, or is under way, is not forgotten.
+    """
+    where = _one_of(database, sqlite)
+    if isinstance(where, Path):
+        gone = int(asyncio.run(_in_file(where, lambda store: store.forget(scope or "", key))))
+    else:
+        with needs("sql"):
+            from tenure.executor.guards import sql_unsettled
+        gone = asyncio.run(sql_unsettled.forget(where, key, scope=scope, schema=schema))
+    if not gone:
+        raise CommandError(
+            f"nothing unsettled has the key {key!r}.",
+            code="not_found",
+            next_step="`tenure guard unsettled` lists what there is.",
+        )
+    print(f"forgotten: {key}")
 
 
 def _report(outcomes: "list[Outcome]", output: str) -> None:
@@ -246,6 +318,25 @@ def _report(outcomes: "list[Outcome]", output: str) -> None:
         )
     if not all(one.passed for one in outcomes):
         sys.exit(Exit.REFUSED)
+
+
+def _one_of(database: str | None, sqlite: Path | None) -> str | Path:
+    """The address of a database, or a file. Raises UsageError."""
+    if (database is None) == (sqlite is None):
+        raise UsageError("name a database, or --sqlite FILE.")
+    if sqlite is not None and not sqlite.is_file():
+        raise UsageError(f"--sqlite: {sqlite} is no file.")
+    return sqlite if sqlite is not None else told("DATABASE", str(database))
+
+
+async def _in_file(file: Path, work: "Callable[[SqliteRequests], Awaitable[T]]") -> T:
+    from tenure.executor.guards.http_store import SqliteRequests
+
+    store = SqliteRequests(file)
+    try:
+        return await work(store)
+    finally:
+        store.close()
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -2,14 +2,16 @@
 
 import contextlib
 import json
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 
 import asyncpg
 import pytest
 
+from tenure.executor.core.receiving import Presented
 from tenure.executor.errors import GuardNotInstalled, GuardUnavailable
-from tenure.executor.guards import sql_prune
+from tenure.executor.guards import sql_prune, sql_unsettled
 from tenure.executor.guards.http_store import SqliteRequests
 from tenure.executor.guards.http_tables import tables
 from tenure.executor.guards.payment_table import table
@@ -108,3 +110,67 @@ async def test_a_database_without_guards_or_rights_says_so(empty_database: Fresh
         with pytest.raises(GuardUnavailable, match="owns the guard's tables"):
             await sql_prune.prune(receiver.writer_url, older_than=DAY)
         assert isinstance(receiver.owner, asyncpg.Connection)
+
+
+@pytest.fixture
+async def owner_url(empty_database: FreshDatabase) -> AsyncIterator[str]:
+    """A database with a request that was interrupted, one that runs, and two intended payments, of
+    which one may be under way."""
+    owner = await asyncpg.connect(empty_database.admin_url)
+    try:
+        await owner.execute(tables() + table())
+        await owner.execute(
+            """
+            insert into tenure_http_request (scope, key, resource, fingerprint, state, claim,
+                claimed_until, touched_at)
+            values ('', 'lost', 'task', '', 'running', 'a', 0, 1000000),
+                ('other', 'lost', 'task', '', 'running', 'c', 0, 2000000),
+                ('', 'runs', 'task', '', 'running', 'b', 9007199254740991, 0);
+            insert into tenure_payment (payment_id, task_id, operation, digest, known, content,
+                fencing_token, intended_at)
+            values ('00000000-0000-0000-0000-000000000001', gen_random_uuid(), 'charge', '',
+                    'intended', '', 1, now() - interval '1 hour'),
+                ('00000000-0000-0000-0000-000000000002', gen_random_uuid(), 'charge', '',
+                    'intended', '', 1, now())
+            """
+        )
+        yield empty_database.admin_url
+    finally:
+        await owner.close()
+
+
+async def test_what_nobody_knows_is_listed_and_forgotten_by_key(owner_url: str) -> None:
+    payment = "00000000-0000-0000-0000-000000000001"
+    code, output = await bare("guard", "unsettled", owner_url, "-o", "json")
+    listed = [(one["kind"], one["key"], one["scope"]) for one in json.loads(output)]
+    assert (code, listed) == (
+        0,
+        [("request", "lost", ""), ("request", "lost", "other"), ("payment", payment, "")],
+    )
+    for key, scope, gone in (
+        ("lost", "other", 1),
+        ("lost", None, 1),
+        ("runs", None, 0),
+        (payment, None, 1),
+        (payment.replace("1", "2"), None, 0),
+    ):
+        assert await sql_unsettled.forget(owner_url, key, scope=scope) == gone
+    assert await sql_unsettled.unsettled(owner_url) == []
+    code, output = await bare("guard", "forget", "lost", owner_url)
+    assert (code, "not_found" in output) == (1, True)
+    with pytest.raises(GuardUnavailable):
+        await sql_unsettled.unsettled("postgresql://nobody@127.0.0.1:1/nowhere")
+
+
+async def test_an_interrupted_request_in_a_file_is_listed_and_forgotten(tmp_path: Path) -> None:
+    file = tmp_path / "requests.db"
+    asked = Presented("task", token=1, until=2**53, key="lost", fingerprint="f")
+    with contextlib.closing(SqliteRequests(file)) as store:
+        await store.begin(asked, claim="a", claim_seconds=0.0, repeat_abandoned=False)
+        (found,) = await store.interrupted()
+        assert (found.kind, found.key, found.task) == ("request", "lost", "task")
+    code, output = await bare("guard", "unsettled", "--sqlite", str(file))
+    assert (code, "lost" in output) == (0, True)
+    assert await bare("guard", "forget", "lost", "--sqlite", str(file)) == (0, "forgotten: lost\n")
+    code, _ = await bare("guard", "forget", "lost", "--sqlite", str(file))
+    assert code == 1

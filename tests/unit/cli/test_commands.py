@@ -269,6 +269,8 @@ def test_every_command_can_be_imported_and_explains_itself(
         ["guard", "check", "http"],
         ["guard", "check", "objects"],
         ["guard", "prune"],
+        ["guard", "unsettled"],
+        ["guard", "forget"],
         ["config", "check"],
         ["config", "show"],
         ["doctor"],

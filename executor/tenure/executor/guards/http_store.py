@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -41,6 +42,18 @@ class Begun:
     verdict: Verdict
     seen_token: int | None = None
     answer: Answer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """Something whose outcome nobody knows: a person has to look. ``kind`` is ``request`` or
+    ``payment``; ``task`` is what its token is compared for."""
+
+    kind: str
+    key: str
+    scope: str
+    task: str
+    since: datetime
 
 
 class StoreUnavailable(Exception):
@@ -232,6 +245,22 @@ class SqliteRequests:
                 ).rowcount
                 == 1
             )
+
+        return await self._transaction(work)
+
+    async def interrupted(self) -> list[Unsettled]:
+        """Requests whose process was lost in their middle, the oldest first."""
+
+        def work(cursor: sqlite3.Cursor, now: int) -> list[Unsettled]:
+            rows = cursor.execute(
+                "select key, scope, resource, touched_at from tenure_http_request"
+                " where state = 'running' and claimed_until <= ? order by touched_at",
+                (now,),
+            )
+            return [
+                Unsettled("request", key, scope, task, datetime.fromtimestamp(at / 1_000_000, UTC))
+                for key, scope, task, at in rows
+            ]
 
         return await self._transaction(work)
 
