@@ -132,7 +132,8 @@ class AsyncGuard(Generic[ConnectionT_co]):
         Raises StaleToken or AuthorityOver when the receiver refuses, before the body or at the
         commit; EffectNotWritten when the transaction was lost and nothing was written;
         CommitUnknown when that could not be learned, and repeating it under the same ``operation``
-        tells; GuardNotInstalled; GuardUnavailable. Errors of the body's statements pass through.
+        tells; GuardNotInstalled; GuardUnavailable; ValueError for an operation that is empty or
+        above 200 characters. Errors of the body's statements pass through.
         """
         with context.side_effect(operation):
             clock = asyncio.get_running_loop().time
