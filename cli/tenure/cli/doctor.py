@@ -209,10 +209,11 @@ async def _executor(settings: "ExecutorSettings") -> AsyncIterator[Finding]:
         yield finding
     with needs("executor"):
         from tenure.coordinator import broker_inspection
-    try:
-        yield ok("broker", await broker_inspection.greet(settings.broker_url_now()))
-    except TenureError as error:
-        yield failed("broker", error)
+    if not settings.no_broker:
+        try:
+            yield ok("broker", await broker_inspection.greet(settings.broker_url_now()))
+        except TenureError as error:
+            yield failed("broker", error)
     yield _disk(settings.state_dir)
 
 

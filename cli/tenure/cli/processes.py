@@ -50,6 +50,9 @@ def executor(
     node: Annotated[
         str | None, Parameter(help="Name of this node. [default: TENURE_NODE or a made-up one]")
     ] = None,
+    no_broker: Annotated[
+        bool, Parameter(negative="", help="Ask the coordinator for work; no broker is needed.")
+    ] = False,
     config: Config = None,
 ) -> None:
     """Run an executor until SIGTERM or Ctrl-C; settings come from TENURE_* in the environment or a
@@ -65,7 +68,9 @@ def executor(
         from tenure.executor.runner import run
 
     found = load_application(application)
-    values, _ = completed("executor", given(slots=slots, node=node, config=config))
+    values, _ = completed(
+        "executor", given(slots=slots, node=node, no_broker=no_broker or None, config=config)
+    )
     try:
         work(run(found, load_settings(**values)))
     except LifespanFailed as error:

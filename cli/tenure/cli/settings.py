@@ -75,6 +75,8 @@ def completed(process: Process, values: dict[str, Any]) -> tuple[dict[str, Any],
     roles = {"executor": "executor", "consumer": "read_only"}
     if process in roles and not {"url", "token", "broker_url"} & places.keys():
         known = _local_client(roles[process])
+        if "no_broker" in places:
+            del known["broker_url"]
     elif process == "migrate" and "database_url" not in places:
         known = {"database_url": local_database_url()}
     file = str(state_directory() / CONNECTION_FILE)

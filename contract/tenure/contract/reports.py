@@ -197,6 +197,9 @@ class Registration(Frozen):
     executable: Executable | None = Field(
         default=None, description="null: unknown, so no profile that matches exactly is its own"
     )
+    queue: bool = Field(
+        default=True, description="false: it has no broker, and asks for its assignments"
+    )
     facts: NodeFacts = Field(
         default=NodeFacts(), description="as the node states them; an operator's word goes before"
     )
@@ -217,7 +220,9 @@ class RegistrationReply(Frozen):
 
     node_id: str
     incarnation: str
-    queue: str = Field(description="declare passively; retry while it does not exist yet")
+    queue: str = Field(
+        description="declare passively; retry while it does not exist yet; empty: there is none"
+    )
     events_exchange: str
     lease: LeaseTerms = Field(description="the policy in force")
 
@@ -405,6 +410,10 @@ class Assignments(Frozen):
     """``GET /v1/nodes/{node_id}/assignments?incarnation=``: what notifications may have lost."""
 
     assignments: tuple[Assignment, ...]
+    version: str = Field(
+        default="",
+        description="stands for what is new; sent as `seen`, another is waited for",
+    )
 
 
 class DrainRequest(Frozen):

@@ -51,6 +51,7 @@ from tenure.coordinator.http_server import HttpServer, listen
 from tenure.coordinator.intake import Intake
 from tenure.coordinator.logs import configure, log_ends
 from tenure.coordinator.metrics import CONTENT_TYPE, Metrics, Scrape
+from tenure.coordinator.news import News
 from tenure.coordinator.reconciler import Reconciler
 from tenure.coordinator.retention import Retention
 from tenure.coordinator.scheduler import Scheduler
@@ -160,6 +161,8 @@ class Coordinator:
         self._authority.on_commit(self.metrics.happened)
         self._authority.on_commit(log_ends)
         self._authority.on_commit(self._waiters.on_commit)
+        self._news = News(max_waiting=settings.max_waiters)
+        self._authority.on_commit(self._news.on_commit)
         self._authority.on_commit(self._broker.on_commit)
         hints = hints_over(commits)
         if not settings.pooled:  # nobody can listen through a pooler in transaction mode
@@ -207,6 +210,7 @@ class Coordinator:
         """Answer what is under way, take nothing new, and close everything. Bounded."""
         self.health.stopping = True
         self._waiters.close()
+        self._news.close()
         self._http.stop()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_seconds + 1):
@@ -264,6 +268,7 @@ class Coordinator:
                 policies=self._authority.policies,
                 name_prefix=settings.name_prefix,
                 payload_limit_bytes=settings.payload_limit_bytes,
+                news=self._news,
             ),
             progress=ProgressOfAttempts(ProgressStore(node_reader)),
             operators=Operators(reads),

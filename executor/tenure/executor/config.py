@@ -20,7 +20,7 @@ from tenure.contract.reports import NodeFacts, Resources
 from tenure.contract.tasks import DEFAULT_PAYLOAD_LIMIT_BYTES
 from tenure.executor.isolation.place import Account, Place
 from tenure.settings.addresses import HttpUrl, ListenAddress, host_and_port
-from tenure.settings.process import BrokerSettings, LogSettings, load
+from tenure.settings.process import LogSettings, OptionalBrokerSettings, load
 from tenure.settings.secrets import Password
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -36,7 +36,7 @@ def _checked_by(read: Callable[[str], int]) -> Callable[[str], str]:
     return check
 
 
-class ExecutorSettings(LogSettings, BrokerSettings):
+class ExecutorSettings(LogSettings, OptionalBrokerSettings):
     """Everything an executor can be told. Durations in seconds, sizes in bytes."""
 
     process: ClassVar[str] = "executor"
@@ -44,6 +44,11 @@ class ExecutorSettings(LogSettings, BrokerSettings):
     url: HttpUrl = Field(default="http://127.0.0.1:8420", description="of the coordinator")
     token: Password = Field(description="bearer token with the role executor")
     state_dir: Path = Field(default=Path(".tenure"), description="folder of the inbox")
+
+    no_broker: bool = Field(
+        default=False,
+        description="assignments are asked for by long poll, and no broker is needed",
+    )
 
     node: str | None = Field(
         default=None,
@@ -127,6 +132,16 @@ class ExecutorSettings(LogSettings, BrokerSettings):
             networks=None if self.networks is None else tuple(_listed(self.networks)),
             labels=dict(_pair(one) for one in _listed(self.labels or "")),
         )
+
+    @model_validator(mode="after")
+    def _check_broker(self) -> Self:
+        if self.no_broker is (self.broker_url is not None):
+            raise ValueError(
+                "TENURE_BROKER_URL is set, and TENURE_NO_BROKER too: keep one"
+                if self.no_broker
+                else "TENURE_BROKER_URL is missing; or set TENURE_NO_BROKER=true to work without"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_facts(self) -> Self:

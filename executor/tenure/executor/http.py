@@ -85,6 +85,17 @@ class Coordinator:
         path = f"{_node(node_id)}/assignments?incarnation={incarnation}"
         return _read(await self._send("GET", path), Assignments)
 
+    async def news(
+        self, node_id: NodeId, incarnation: IncarnationId, *, seen: str, wait_seconds: float
+    ) -> Assignments:
+        """The same, once there is something new in it, or the time is over. The time is less than
+        a request may take."""
+        path = (
+            f"{_node(node_id)}/assignments?incarnation={incarnation}"
+            f"&wait={wait_seconds:g}&seen={quote(seen)}"
+        )
+        return _read(await self._send("GET", path), Assignments)
+
     async def tell_progress(self, node_id: NodeId, reports: ProgressReports) -> ProgressReplies:
         """How far attempts are. Repeatable: saying the same again changes nothing."""
         return _read(

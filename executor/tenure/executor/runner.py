@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, Final
 from uuid import uuid4
@@ -62,13 +62,14 @@ async def run_until(
     if not counts_suspend():
         log.warning("no clock here counts suspended time: the wall clock is watched beside it")
     metrics = ExecutorMetrics()
-    conditions = (Condition("the coordinator"), Condition("the broker"))
+    conditions = [Condition("the coordinator"), Condition("the broker")]
+    used = conditions[:1] if settings.no_broker else conditions
     incarnation = IncarnationId(str(uuid4()))
     node_id = settings.node_id(app.name, incarnation)
     pages = StatusPages(
-        not_ready=lambda: _not_ready(conditions, stopping),
+        not_ready=lambda: _not_ready(used, stopping),
         metrics=lambda: metrics.render(
-            [(name, each.usable) for name, each in zip(_SERVERS, conditions, strict=True)]
+            [(name, each.usable) for name, each in zip(_SERVERS, used, strict=False)]
         ),
     )
     inbox = Inbox(
@@ -131,7 +132,7 @@ def _check_rejoin(session: Session, node_id: str) -> None:
     )
 
 
-def _not_ready(conditions: tuple[Condition, ...], stopping: Stopping) -> str:
+def _not_ready(conditions: Sequence[Condition], stopping: Stopping) -> str:
     if stopping.asked:
         return "draining"
     return "; ".join(

@@ -52,6 +52,9 @@ RENEWAL_SECONDS: Final = (0.5, 5.0)
 """Shortest and longest time that a renewal request may take."""
 LAST_WORDS_SECONDS: Final = 5.0
 """For the reports of handlers that were ended by the drain limit, and for saying goodbye."""
+NEWS_WAIT_SECONDS: Final = 10.0
+"""How long the coordinator is asked to wait for something new: less than a request may take."""
+NEWS_PAUSE_SECONDS: Final = 1.0
 
 log = structlog.get_logger("tenure.executor")
 
@@ -101,6 +104,7 @@ class Session:
             resources=settings.resources,
             task_types=tuple(each.to_wire() for each in around.handlers.values()),
             executable=around.executable,
+            queue=not settings.no_broker,
             facts=settings.facts,
         )
         self._register_again = asyncio.Event()
@@ -226,17 +230,19 @@ class Session:
             metrics=around.metrics,
             faults=around.faults,
         )
-        consumer = AssignmentConsumer(
-            settings.broker_url_now,
-            queue=reply.queue,
-            prefetch=min(500, 2 * settings.slots + 16),
-            receive=reception.messages,
-            queue_missing=self._register_again.set,
-            consuming=self._compare_now.set,
-            condition=around.broker_condition,
-            metrics=around.metrics,
-            faults=around.faults,
-        )
+        consumer: AssignmentConsumer | None = None
+        if not settings.no_broker:
+            consumer = AssignmentConsumer(
+                settings.broker_url_now,
+                queue=reply.queue,
+                prefetch=min(500, 2 * settings.slots + 16),
+                receive=reception.messages,
+                queue_missing=self._register_again.set,
+                consuming=self._compare_now.set,
+                condition=around.broker_condition,
+                metrics=around.metrics,
+                faults=around.faults,
+            )
         renewer.start()
         loops = [
             asyncio.create_task(loop)
@@ -244,7 +250,8 @@ class Session:
                 reports.run(),
                 progress.run(),
                 work.watch(),
-                consumer.run(),
+                _forever() if consumer is None else consumer.run(),
+                self._ask_for_news(reception, work),
                 self._compare(reception),
                 self._register_when_asked(),
             )
@@ -280,7 +287,11 @@ class Session:
                 signal.cancel()
 
     async def _drain(
-        self, work: Work, consumer: AssignmentConsumer, reception: Reception, stopping: Stopping
+        self,
+        work: Work,
+        consumer: AssignmentConsumer | None,
+        reception: Reception,
+        stopping: Stopping,
     ) -> None:
         """Nothing new; hand back what has not started; let what runs go on under renewals until
         the limit; say goodbye (OPS-03). Servers that are away cost no more than the last words."""
@@ -291,7 +302,8 @@ class Session:
         said_goodbye = False
         try:
             work.drain()
-            consumer.stop()
+            if consumer is not None:
+                consumer.stop()
             await asyncio.wait({idle, limit}, return_when=asyncio.FIRST_COMPLETED)
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORDS_SECONDS):
@@ -336,6 +348,32 @@ class Session:
             await self._compare_once(reception)
             await _wait(self._compare_now, self._around.settings.comparison_seconds)
 
+    async def _ask_for_news(self, reception: Reception, work: Work) -> None:
+        """Without a broker, and while it is not usable, wait for assignments at the coordinator."""
+        around, seen = self._around, ""
+        while True:
+            if (not around.settings.no_broker and around.broker_condition.usable) or work.draining:
+                await asyncio.sleep(NEWS_PAUSE_SECONDS)
+                continue
+            try:
+                listed = await around.coordinator.news(
+                    self._node_id, self._incarnation, seen=seen, wait_seconds=NEWS_WAIT_SECONDS
+                )
+                around.metrics.messages.labels(source="poll", why="answered").inc()
+                await reception.listed(listed.assignments)
+                seen = listed.version
+                continue
+            except NodeGone:
+                self._gone.set()
+            except CoordinatorRefused as error:
+                log.warning("waiting for assignments was refused", code=error.code)
+                self._register_again.set()
+            except CoordinatorError as error:
+                around.coordinator_condition.trouble(error)
+            except InboxUnavailable as error:
+                log.error("assignments cannot be stored", error=str(error))
+            await asyncio.sleep(NEWS_PAUSE_SECONDS)
+
     async def _compare_once(self, reception: Reception) -> None:
         """Ask what this incarnation should have, and take in what no message brought (OPS-01)."""
         try:
@@ -375,6 +413,11 @@ class Session:
         if self._renewer is not None:
             self._renewer.let_go(attempt_id)
         self._around.inbox.close_attempt(attempt_id)
+
+
+async def _forever() -> None:
+    """In the place of a loop that is not needed; until cancelled."""
+    await asyncio.Event().wait()
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

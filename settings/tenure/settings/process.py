@@ -79,11 +79,12 @@ class DatabaseSettings(ProcessSettings):
     )
 
 
-class BrokerSettings(ProcessSettings):
-    """How a process reaches the broker."""
+class OptionalBrokerSettings(ProcessSettings):
+    """How a process reaches the broker, if it does."""
 
-    broker_url: BrokerUrl = Field(
-        description="`amqp://user:password@host:port/vhost`; `amqps://` for TLS, always verified"
+    broker_url: BrokerUrl | None = Field(
+        default=None,
+        description="`amqp://user:password@host:port/vhost`; `amqps://` for TLS, always verified",
     )
     broker_ca_file: CertificatesFile | None = Field(
         default=None,
@@ -93,7 +94,7 @@ class BrokerSettings(ProcessSettings):
 
     @model_validator(mode="after")
     def _authority_is_used(self) -> Self:
-        if self.broker_ca_file is None:
+        if self.broker_ca_file is None or self.broker_url is None:
             return self
         url = self.broker_url.current()
         if not url.startswith("amqps://"):
@@ -108,10 +109,20 @@ class BrokerSettings(ProcessSettings):
         return self
 
     def broker_url_now(self) -> str:
-        """The broker's URL for one new connection, with everything the AMQP library needs."""
+        """The broker's URL for one new connection, with everything the AMQP library needs. Only
+        where there is one."""
+        assert self.broker_url is not None
         return broker_address(
             self.broker_url.current, ca_file=self.broker_ca_file, name=f"tenure-{self.process}"
         )()
+
+
+class BrokerSettings(OptionalBrokerSettings):
+    """How a process reaches the broker that it cannot work without."""
+
+    broker_url: BrokerUrl = Field(
+        description="`amqp://user:password@host:port/vhost`; `amqps://` for TLS, always verified"
+    )
 
 
 def load(model: type[SettingsT], values: dict[str, Any]) -> SettingsT:

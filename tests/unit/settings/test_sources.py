@@ -82,6 +82,7 @@ def test_the_process_table_goes_before_the_top_and_the_environment_before_both(
 ) -> None:
     monkeypatch.setenv("TENURE_CONFIG", str(file))
     settings = executor()
+    assert settings.broker_url is not None
     assert settings.broker_url.current() == BROKER
     assert settings.token.current() == TOKEN
     assert settings.state_dir == file.parent / "state"

@@ -36,6 +36,7 @@ from tenure.coordinator.core.commands import AttemptCommand, CloseReview
 from tenure.coordinator.core.decisions import Outcome
 from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.errors import InvalidRequest, RequestRefused
+from tenure.coordinator.news import MAX_NEWS_WAIT_SECONDS, News, version_of
 from tenure.coordinator.policies import Policies
 from tenure.coordinator.store.reads import Reads
 from tenure.coordinator.store.views import KnownIncarnation
@@ -46,9 +47,12 @@ class Nothing(Frozen):
 
 
 class IncarnationQuery(Query):
-    """Which start of the node's process asks."""
+    """Which start of the node's process asks, and how long it waits for news, in seconds: ``seen``
+    is the ``version`` of the list that it knows."""
 
     incarnation: Annotated[str, Field(pattern=UUID_PATTERN)]
+    wait: float = Field(default=0.0, ge=0, le=MAX_NEWS_WAIT_SECONDS)
+    seen: str | None = Field(default=None, max_length=64)
 
 
 class Executors:
@@ -63,6 +67,7 @@ class Executors:
         policies: Policies,
         name_prefix: str,
         payload_limit_bytes: int,
+        news: News,
     ) -> None:
         """``declare_queue`` waits for the broker no longer than a moment, and never raises."""
         self._admission = admission
@@ -71,6 +76,7 @@ class Executors:
         self._policies = policies
         self._name_prefix = name_prefix
         self._payload_limit_bytes = payload_limit_bytes
+        self._news = news
 
     async def register(self, call: Call) -> Answer:
         """An incarnation. The queue follows later when the broker is away."""
@@ -78,7 +84,9 @@ class Executors:
         _check_protocol(parse_json(body))
         request = read_model(body, Registration)
         incarnation = IncarnationId(request.incarnation)
-        queue = node_queue(call.identity.tenant, incarnation, self._name_prefix)
+        queue = ""
+        if request.queue:
+            queue = node_queue(call.identity.tenant, incarnation, self._name_prefix)
         command = wire.registration(
             request,
             queue=queue,
@@ -91,7 +99,8 @@ class Executors:
             known = await self._known(call.identity.tenant, command.node_id, incarnation)
             if known.state is NodeState.GONE:
                 raise RequestRefused(Code.NODE_GONE, f"The incarnation {incarnation} has ended.")
-        await self._declare_queue(queue)
+        if queue:
+            await self._declare_queue(queue)
         return Answer(
             RegistrationReply(
                 node_id=command.node_id,
@@ -195,12 +204,19 @@ class Executors:
         )
 
     async def assignments(self, call: Call) -> Answer:
-        """Attempts of the incarnation that have not ended: what notifications may have lost."""
-        incarnation = IncarnationId(call.query(IncarnationQuery).incarnation)
+        """Attempts of the incarnation that have not ended: what notifications may have lost, or
+        what a node without a broker waits for."""
+        query = call.query(IncarnationQuery)
+        incarnation = IncarnationId(query.incarnation)
         await self._known(call.identity.tenant, node_id_of(call), incarnation)
+
+        async def read() -> Assignments:
+            listed = await self._reads.assignments(call.identity.tenant, incarnation)
+            return Assignments(assignments=listed, version=version_of(listed))
+
         return Answer(
-            Assignments(
-                assignments=await self._reads.assignments(call.identity.tenant, incarnation)
+            await self._news.await_change(
+                incarnation, read, seen=query.seen, wait_seconds=query.wait
             )
         )
 

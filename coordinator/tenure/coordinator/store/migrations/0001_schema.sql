@@ -176,7 +176,7 @@ create table incarnations (
     state text not null check (state in ('active', 'draining', 'quarantined', 'gone')),
     version bigint not null,
     sequence bigint not null,
-    queue text not null,
+    queue text not null,                    -- empty: it has none, and asks for its assignments
     software text not null,
     protocol_version integer not null,
     slots integer not null check (slots >= 1),

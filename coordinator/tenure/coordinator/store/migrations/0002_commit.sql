@@ -746,6 +746,10 @@ begin
                 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') || '",', 'UTF8') || substr(e.body, 2)
         from unnest(p_events) with ordinality e
         where outcomes[e.item] = 0
+          -- A copy needs a queue; a node without one asks.
+          and (not e.copy or exists (
+              select from incarnations n
+              where n.incarnation = right(e.routing_key, 36)::uuid and n.queue <> ''))
         order by e.ordinality;
     end if;
 end

@@ -108,4 +108,5 @@ select
             where a.incarnation = i.incarnation and a.ended_at is null
         ) as needed
 from tenure.incarnations i
-where i.state <> 'gone' or i.ended_at > clock_timestamp() - interval '25 hours'
+where i.queue <> '' and (
+    i.state <> 'gone' or i.ended_at > clock_timestamp() - interval '25 hours')
