@@ -136,6 +136,9 @@ DAMAGE = {
     "parked-rows-are-passed": parking("'infinity'", "parked = 1"),
     "parked-rows-are-counted": "update tenure.relay_shards set parked = 1 where shard = 7",
     "held-streams-go-on": parking("null", "parked = 1, position = p.position"),
+    "replays-find-their-rows": "update tenure.replays set to_position = 1000000"
+    " where state = 'running'",
+    "replays-say-who-said-what": "delete from tenure.replay_changes where change = 'cancelled'",
     "guards-are-in-place": "alter table tenure.tasks disable trigger user",
 }
 """For each invariant, what somebody who may do anything does to the database."""

@@ -17,6 +17,8 @@ _INSTANTS = {
     "health_reviews": ("last_seen_at", "opened_at", "closed_at"),
     "incarnations": ("registered_at", "last_seen_at", "ended_at"),
     "fact_changes": ("at",),
+    "replays": ("created_at", "moved_at", "ended_at"),
+    "replay_changes": ("at",),
 }  # fmt: skip
 _LOG = """
     update tenure.log l set recorded_at = l.recorded_at - $1::interval,

@@ -1,5 +1,7 @@
 """A history for a database: a bit of everything that can happen."""
 
+from uuid import uuid4
+
 from tenure.coordinator.core.commands import Renew
 from tests.support.authority import Bench
 from tests.support.every_command import EVERY
@@ -31,5 +33,13 @@ async def live(bench: Bench) -> None:
         await bench.owner.execute(
             "select tenure.set_limit($1, 'default', $2, 50, 100, 1, 100, 'tests', 10)", scope, name
         )
+    for replay_id in (uuid4(), uuid4()):
+        await bench.owner.execute(
+            "select tenure.start_replay($1, '', 'q', '{}', 10, false, 0, true, 'why', 'tests')",
+            replay_id,
+        )
+    await bench.owner.execute(
+        "select tenure.change_replay($1, 'cancelled', 'why', 'tests', false)", replay_id
+    )
     await bench.running(concurrency_key="acme")
     await bench.submit()

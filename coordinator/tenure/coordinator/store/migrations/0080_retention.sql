@@ -133,6 +133,7 @@ declare
     v_to timestamptz := too_old_before(p_kind);
     v_ids uuid[];
     v_rows integer := 0;
+    v_others integer := 0;
 begin
     if p_limit not between 1 and 10000 then
         raise exception 'a batch of % rows is not one of 1 to 10000', p_limit using errcode = '22023';
@@ -181,6 +182,12 @@ begin
         delete from parked_requests where request_id = any (array(
             select r.request_id from parked_requests r where r.carried_out_at < v_to
             order by r.carried_out_at limit p_limit for update skip locked));
+        get diagnostics v_others = row_count;
+        delete from replays where replay_id = any (array(
+            select r.replay_id from replays r where r.ended_at < v_to
+            order by r.ended_at limit p_limit for update skip locked));
+        get diagnostics v_rows = row_count;
+        v_others := v_others + v_rows;
         delete from fact_changes where ctid = any (array(
             select f.ctid from fact_changes f where f.at < v_to
             order by f.at limit p_limit for update skip locked));
@@ -190,6 +197,7 @@ begin
         raise exception 'no kind of rows: %', p_kind using errcode = '22023';
     end case;
     get diagnostics v_rows = row_count;
+    v_rows := v_rows + v_others;
     if v_rows > 0 then
         perform removed(p_kind, v_to, v_rows);
     end if;

@@ -47,13 +47,14 @@ create table replays (
         (state in ('completed', 'cancelled')) = (ended_at is not null)),
     constraint replay_completed_whole check (state <> 'completed' or position >= to_position)
 );
+create index replays_ended on replays (ended_at) where ended_at is not null;
 create index replays_by_age on replays (created_at, replay_id);
 create index replays_running on replays (created_at) where state = 'running';
 create index replays_open on replays (position) where state in ('running', 'paused');
 
 -- Who began, paused, resumed and cancelled a replay, and why. Appended, never changed.
 create table replay_changes (
-    replay_id uuid not null references replays,
+    replay_id uuid not null references replays on delete cascade,
     at timestamptz not null,
     change text not null check (change in ('started', 'paused', 'resumed', 'cancelled', 'completed')),
     actor text not null,

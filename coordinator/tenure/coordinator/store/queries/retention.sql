@@ -111,7 +111,9 @@ cross join (select pg_stat_get_live_tuples('tenure.incarnations'::regclass) as l
 select p.before, p.rows, (p.rows * s.bytes / greatest(s.live, p.rows, 1))::bigint as bytes
 from (
     select b.before, (select count(*) from (
-        select from tenure.fact_changes f where f.at < b.before limit $1) found) as rows
+        (select from tenure.fact_changes f where f.at < b.before limit $1)
+        union all
+        (select from tenure.replays r where r.ended_at < b.before limit $1)) found) as rows
     from (select tenure.too_old_before('changes') as before) b
 ) p
 cross join (select pg_stat_get_live_tuples('tenure.fact_changes'::regclass) as live,

@@ -116,6 +116,35 @@ where p.holds and (p.due_at is null) = not exists (
     where earlier.stream_type = p.stream_type and earlier.stream_id = p.stream_id
         and earlier.holds and earlier.position < p.position)
 
+-- name: replays-find-their-rows
+-- What a replay that has not ended comes to is in the log, and its end is not beyond the log's.
+select 'replay ' || r.replay_id as subject,
+    format('goes on at %s, up to %s; the log has %s to %s', r.position + 1, r.to_position,
+        t.removed_position + 1, e.position) as detail
+from tenure.replays r
+cross join (select removed_position from tenure.retention where kind = 'log') t
+cross join (
+    select coalesce((select position from tenure.log order by position desc limit 1), 0) as position
+) e
+where (r.state in ('running', 'paused') and r.position < t.removed_position)
+  or r.to_position > e.position
+
+-- name: replays-say-who-said-what
+-- Its history begins with who began it, and its last word is its state.
+select 'replay ' || r.replay_id as subject,
+    format('is %s, begun by %s; its history says %s', r.state, r.created_by,
+        coalesce(h.said, 'nothing')) as detail
+from tenure.replays r
+left join lateral (
+    select string_agg(c.change || ' by ' || c.actor, ', ' order by c.at) as said,
+        (array_agg(c.change || ' ' || c.actor order by c.at, c.change <> 'started'))[1] as first,
+        (array_agg(c.change order by c.at desc, c.change = 'started'))[1] as last
+    from tenure.replay_changes c where c.replay_id = r.replay_id
+) h on true
+where h.first is distinct from 'started ' || r.created_by
+  or h.last is null
+  or r.state <> case when h.last in ('started', 'resumed') then 'running' else h.last end
+
 -- name: guards-are-in-place
 -- Triggers that are switched off, and partitions of the log that nobody has to lock for.
 select t.tgrelid::regclass || ' ' || t.tgname as subject, 'the trigger is switched off' as detail
