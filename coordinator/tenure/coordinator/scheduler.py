@@ -5,21 +5,22 @@ Any number of replicas may run it: the commit's guards decide which allocation o
 
 import asyncio
 import random
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from typing import Final
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
 
 import structlog
 from pydantic_core import from_json, to_json
 from uuid_utils.compat import uuid7
 
-from tenure.contract.ids import AttemptId, CommandId, LeaseId, TenantId
+from tenure.contract.ids import AttemptId, CommandId, LeaseId, TaskId, TenantId
 from tenure.contract.states import AttemptState, EntityType, TaskState
 from tenure.coordinator.authority import Authority
 from tenure.coordinator.core.commands import Allocate
 from tenure.coordinator.core.decisions import Happened
 from tenure.coordinator.core.limits import Allowances
+from tenure.coordinator.core.paging import Cursor, Kind, Page, is_short, pages, read_on
 from tenure.coordinator.core.ranking import Placement, plan, rooms
 from tenure.coordinator.core.rows import IncarnationRow, TaskRow, TenantRow
 from tenure.coordinator.core.snapshot import Snapshot
@@ -31,6 +32,7 @@ from tenure.coordinator.store.profiles import Profiles
 from tenure.coordinator.store.rows import (
     incarnation_row,
     tenant_row,
+    to_datetime,
     to_microseconds,
 )
 
@@ -42,12 +44,19 @@ RIPEN: Final = 1000
 """How many tasks at most are noticed at once when their time has come."""
 TICK_SECONDS: Final = 0.25
 """How soon this replica notices what other replicas committed, and tasks whose time has come."""
+PAGES_AT_ONCE: Final = 8
+"""Of tasks that fit nowhere: then others have their turn until the next tick."""
+REST_SECONDS: Final = 2.0
+"""Before tasks that fit nowhere are read through again."""
 SHORTEST_TICK_SECONDS: Final = 0.01
 """Starts that are due in less time than this are given out together, as far as a burst permits."""
 
 _KEEPING_ITS_PLACE: Final = frozenset(
     {AttemptState.SUBMITTED, AttemptState.ACCEPTED, AttemptState.RUNNING}
 )
+
+FIRST: Final = datetime(1, 1, 1, tzinfo=UTC)
+"""Before every place in the queue."""
 
 _QUERIES: Final = named_queries.load("loops.sql")
 
@@ -60,6 +69,10 @@ class Scheduler:
         self._authority = authority
         self._due = asyncio.Event()
         self._profiles = Profiles()
+        self._behind: dict[Kind, Cursor] = {}
+        """Where the next look reads on in the queue of a kind."""
+        self._rests_until = 0.0  # on the loop's clock
+        self._passed = 0  # pages, one after the other
         self._far = False  # whether the next look reads more tasks than there are free slots
         self._had_room: frozenset[str] = frozenset()
         """Nodes that had more room at the last look than all tasks that waited for them needed."""
@@ -111,33 +124,26 @@ class Scheduler:
                 return 0
             free = sum(node.slots - node.slots_used for node in nodes)
             limit = BATCH if self._far else min(BATCH, free)
-            task_records = await connection.fetch(
-                _QUERIES["waiting_tasks"],
-                [place.tenant for place in places],
-                [bytes.fromhex(place.profile_digest) for place in places],
-                [place.cpu_millis for place in places],
-                [place.memory_bytes for place in places],
-                [limit if place.most is None else min(limit, place.most) for place in places],
-                [_members(place.closed_keys) for place in places],
-                [place.paces_keys for place in places],
-            )
+            asked = pages(places, self._behind, limit, BATCH)
+            task_records = await connection.fetch(_QUERIES["waiting_tasks"], *_arguments(asked))
             if any(place.paces_keys for place in places):
                 keys = {record["concurrency_key"] for record in task_records} - {None}
                 tenants = await counted(connection, tenants, keys)
         self._far = False
         if not task_records or task_records[0]["epoch"] is None:
+            self._behind = {}
             return 0
-        tasks = [self._profiles.judged(record) for record in task_records]
+        read: list[tuple[Page, list[TaskRow]]] = [(page, []) for page in asked]
+        for record in task_records:
+            read[record["page"] - 1][1].append(self._profiles.judged(record))
+        # The first page may have grown into the one behind it.
+        tasks = list({task.task_id: task for _, found in read for task in found}.values())
         now = to_microseconds(task_records[0]["clock"])
         placements = plan(tasks, nodes, tenants, around["used"], now, BATCH)
         self._note_limits(tenants, now)
-        if len(placements) < min(len(tasks), BATCH) and placements and self._limited:
-            self._due.set()  # what was read may be more than limits let begin: others are behind it
-        elif len(placements) < min(len(tasks), BATCH) and limit < BATCH:
-            # Some that were read found no place: others behind them may.
-            self._far = limit <= max(Counter((t.tenant, t.profile) for t in tasks).values())
-            if self._far:
-                self._due.set()
+        placed = {one.task_id for one in placements}
+        if len(placed) < min(free, BATCH):
+            self._look_further(read, placed, limit)
         if not placements:
             return 0
         epoch = task_records[0]["epoch"]
@@ -149,6 +155,29 @@ class Scheduler:
         if allocated == len(tasks) < limit and not self._limited:
             self._had_room = unlimited
         return allocated
+
+    def _look_further(
+        self,
+        read: Sequence[tuple[Page, Sequence[TaskRow]]],
+        placed: Collection[TaskId],
+        limit: int,
+    ) -> None:
+        """Some that were read found no place though there is room: others behind them may.
+
+        After the whole queue was read in vain there is a rest, unless something happens here.
+        """
+        clock = asyncio.get_running_loop().time()
+        if clock < self._rests_until:
+            return
+        if is_short(read, placed) and (limit < BATCH or (placed and self._limited)):
+            self._far = True  # among more of them, or without those whose limit is reached now
+            self._due.set()
+        before, self._behind = self._behind, read_on(read, placed, self._behind, BATCH)
+        self._passed = self._passed + 1 if self._behind != before else 0
+        if self._behind and self._passed % PAGES_AT_ONCE:
+            self._due.set()
+        if before and not self._behind and not placed:
+            self._rests_until = clock + REST_SECONDS
 
     def _note_limits(self, tenants: Mapping[TenantId, TenantRow], now: int) -> None:
         """Whether any limits are stated, and when the next start is due by them."""
@@ -193,6 +222,7 @@ class Scheduler:
 
     def _wake(self, events: Sequence[Happened]) -> None:
         if any(map(self._may_place, events)):
+            self._rests_until = 0.0
             self._due.set()
 
     def _may_place(self, event: Happened) -> bool:
@@ -213,6 +243,22 @@ class Scheduler:
                 await self._due.wait()
         except TimeoutError:
             pass
+
+
+def _arguments(asked: Sequence[Page]) -> tuple[list[Any], ...]:
+    """Of the query, a page for each place of the arrays."""
+    rooms = [page.room for page in asked]
+    return (
+        [room.tenant for room in rooms],
+        [bytes.fromhex(room.profile_digest) for room in rooms],
+        [room.cpu_millis for room in rooms],
+        [room.memory_bytes for room in rooms],
+        [page.limit for page in asked],
+        [_members(room.closed_keys) for room in rooms],
+        [room.paces_keys for room in rooms],
+        [FIRST if page.after is None else to_datetime(page.after[0]) for page in asked],
+        [UUID(int=0) if page.after is None else page.after[1] for page in asked],
+    )
 
 
 def _members(keys: frozenset[str]) -> str | None:

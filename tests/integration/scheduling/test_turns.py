@@ -11,6 +11,7 @@ import pytest
 from tenure.contract.ids import TenantId
 from tenure.contract.topology import node_queue
 from tenure.coordinator.core.commands import Take
+from tenure.coordinator.core.rows import ResourceAmounts
 from tenure.coordinator.scheduler import BATCH
 from tenure.coordinator.store.rows import to_microseconds
 from tests.support.authority import Bench, replica
@@ -131,3 +132,24 @@ async def test_why_a_node_was_chosen_is_kept_with_the_attempt(bench: Bench) -> N
         "eligible": 2,
         "nodes": 2,
     }
+
+
+@pytest.mark.requirement("SCHED-05")
+async def test_a_task_is_found_behind_any_number_that_fit_nowhere(bench: Bench) -> None:
+    """Each fits by processors or by memory alone, so that only a look at all of it can tell."""
+    await bench.register("cores", slots=4, cpu_millis=4000, memory_bytes=10)
+    await bench.register("memory", slots=4, cpu_millis=10, memory_bytes=4000)
+    large = ResourceAmounts(cpu_millis=2000, memory_bytes=2000)
+    for _ in range(3):
+        await bench.authority.submit([bench.submission(resources=large) for _ in range(BATCH)])
+    small = await bench.submit(resources=ResourceAmounts(cpu_millis=5, memory_bytes=5))
+    looks = 0
+    while await bench.holder(small) is None:
+        await bench.scheduler.step()
+        looks += 1
+    assert looks <= 6
+    for _ in range(3):
+        assert await bench.scheduler.step() == 0
+    again = await bench.submit(resources=ResourceAmounts(cpu_millis=5, memory_bytes=5))
+    while await bench.holder(again) is None:
+        await bench.scheduler.step()

@@ -74,20 +74,24 @@ join tenure.profiles p on p.tenant = k.tenant and p.digest = k.digest;
 -- thousandths of a core and $4 bytes (null: not limited), the first $5 of each in the order they are
 -- served, without those whose concurrency key is one of $6 (an object for each kind: its members are
 -- looked up, not read through; null: none), or has had its starts where $7 says that each key has a
--- number of them. Asked by kind, so that however many nobody can take, no others wait for them.
+-- number of them; with $8 and $9 those behind this place in the queue. Asked by kind, so that however
+-- many nobody can take, no others wait for them.
 select
-    (select tenure.confirmed_epoch()) as epoch, clock_timestamp() as clock,
+    (select tenure.confirmed_epoch()) as epoch, clock_timestamp() as clock, k.page,
     t.task_id, t.tenant, t.type, t.state, t.version, t.sequence, t.generation,
     t.current_attempt_id, t.failures, t.losses, t.not_before, t.deadline, t.effects,
     t.max_attempts, t.cpu_millis, t.memory_bytes, t.cancel_requested_at,
     t.cancel_delivered_at, t.rejected_by, t.decided_at, t.concurrency_key, t.profile_digest, t.queued_as_of
 from unnest(
-        $1::text[], $2::bytea[], $3::bigint[], $4::bigint[], $5::integer[], $6::jsonb[], $7::boolean[])
-    as k (tenant, profile_digest, cpu_millis, memory_bytes, most, closed_keys, paces_keys)
+        $1::text[], $2::bytea[], $3::bigint[], $4::bigint[], $5::integer[], $6::jsonb[], $7::boolean[],
+        $8::timestamptz[], $9::uuid[]) with ordinality
+    as k (tenant, profile_digest, cpu_millis, memory_bytes, most, closed_keys, paces_keys, after_at,
+        after_id, page)
 cross join lateral (
     select * from tenure.tasks w
     where w.tenant = k.tenant and w.profile_digest = k.profile_digest
       and w.state = 'open' and w.current_attempt_id is null and w.ripe
+      and (w.queued_as_of, w.task_id) > (k.after_at, k.after_id)
       and coalesce(w.cpu_millis <= k.cpu_millis, true)
       and coalesce(w.memory_bytes <= k.memory_bytes, true)
       and coalesce(w.not_before <= (select clock_timestamp()), true)
