@@ -19,7 +19,7 @@ from tenure.contract.faultpoints import FaultPoint
 from tenure.coordinator.store.verify import verify
 from tests.support.armed import armed_process, died, reached, stopped
 from tests.support.books import Ledger, faults, read_log
-from tests.support.coordinator import TOKENS, Caller, fleet
+from tests.support.coordinator import TOKENS, Caller, fleet, registration, report_of, until
 from tests.support.isolation import BrokerSpace, FreshDatabase
 from tests.support.sessions import session
 from tests.support.waiting import eventually
@@ -143,6 +143,13 @@ async def test_while_a_coordinator_is_stopped_the_others_go_on_and_its_answer_is
     await check_books(database, broker, ledger)
 
 
+async def assignment(executor: Caller, node: str, incarnation: str) -> Any:
+    """What the node has been given and has not ended; None: nothing."""
+    reply = await executor.get(f"/v1/nodes/{node}/assignments", incarnation=incarnation)
+    return next(iter(reply.json()["assignments"]), None)
+
+
+EXECUTOR_TOKEN = str(TOKENS[1]["token"])
 STOPS = 8
 WHILE_STOPPED = 30
 """Tasks that the others submit and cancel before the stopped one goes on."""
@@ -155,7 +162,8 @@ async def test_replicas_beside_one_that_is_stopped_again_and_again_refuse_nobody
     record_property: Callable[[str, object], None],
 ) -> None:
     """Stopped at random instants under load, with whatever it has open: its locks are released by
-    the database's own limits, and the others go on."""
+    the database's own limits, and the others go on: with submissions and cancellations, and with
+    the reports and renewals of executors."""
     chance, loop = random.Random(7), asyncio.get_running_loop()
     over, done, stalls = asyncio.Event(), 0, [0.0]
 
@@ -174,6 +182,35 @@ async def test_replicas_beside_one_that_is_stopped_again_and_again_refuse_nobody
                 stalls.append(loop.time() - began)
                 done += 1
 
+    async def carry(caller: Caller, name: str) -> None:
+        """An executor that carries one task after another through, under renewals."""
+        nonlocal done
+        node, executor = f"node-{name}", Caller(str(caller.http.base_url), EXECUTOR_TOKEN)
+        body = registration(node, (name,))
+        incarnation = body["incarnation"]
+        assert (await executor.post("/v1/nodes", body)).status_code == 200
+        try:
+            while not over.is_set():
+                created = await caller.post("/v1/tasks", {"type": name})
+                assert created.status_code == 201, created.text
+                given = await until(lambda: assignment(executor, node, incarnation))
+                lease = {one: given[one] for one in ("task_id", "attempt_id", "fencing_token")}
+                for path, content in (
+                    ("reports", {"reports": [report_of(given, "take")]}),
+                    ("renewals", {"leases": [lease]}),
+                    ("reports", {"reports": [report_of(given, "deliver")]}),
+                ):
+                    began = loop.time()
+                    reply = await executor.post(
+                        f"/v1/nodes/{node}/{path}", {"incarnation": incarnation, **content}
+                    )
+                    (answer,) = reply.json()["replies"]
+                    assert answer["outcome"] in ("applied", "renewed"), answer
+                    stalls.append(loop.time() - began)
+                done += 1
+        finally:
+            await executor.http.aclose()
+
     async with (
         fleet(database, broker) as api,
         armed(database, broker, None) as (_, second),
@@ -185,6 +222,7 @@ async def test_replicas_beside_one_that_is_stopped_again_and_again_refuse_nobody
             for caller, name in ((api.application, "first"), (second, "second")):
                 for copy in range(2):
                     group.create_task(work(caller, f"{name}-{copy}", counts=True))
+                group.create_task(carry(caller, name))
             for copy in range(4):
                 group.create_task(work(third, f"third-{copy}", counts=False))
             for _ in range(STOPS):

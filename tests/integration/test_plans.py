@@ -4,7 +4,10 @@ Plans are made while the tables are empty and kept by the connections; then the 
 nothing has analysed them.
 """
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Iterator
+from importlib import resources
+from typing import Any
 from uuid import uuid4
 
 import asyncpg
@@ -13,9 +16,11 @@ import pytest
 from tenure.coordinator.core.commands import Reject, Renew
 from tenure.coordinator.intake import Intake
 from tenure.coordinator.reconciler import Reconciler
+from tenure.coordinator.store import named_queries
 from tenure.coordinator.sweeper import Sweeper
 from tests.support.authority import Bench, replica
 from tests.support.isolation import FreshDatabase
+from tests.support.sessions import session
 
 LARGE = (
     "tasks",
@@ -27,7 +32,7 @@ LARGE = (
     "log_p000001",
     "intake",
 )
-ROWS = 20_000
+ROWS = 50_000
 GROWTH = f"""
     create temporary table grown as
         select n, gen_random_uuid() as id from generate_series(1, {ROWS}) n;
@@ -138,3 +143,49 @@ async def test_plans_made_on_large_unknown_tables_read_none_whole(bench: Bench) 
     await bench.register(slots=100)
     await bench.owner.execute(GROWTH)
     await assert_little_is_read(bench, 7)
+
+
+FOR_PEOPLE = {"plan_intake"}
+"""May read a large table from end to end: asked by hand, and rarely."""
+FILES = sorted(
+    entry.name
+    for entry in (resources.files("tenure.coordinator.store") / "queries").iterdir()
+    if entry.name.endswith(".sql") and not entry.name.startswith("verify_")
+)
+PLANNED = {
+    "once": "set plan_cache_mode = force_generic_plan; set enable_seqscan = off;"
+    " set enable_hashjoin = off; set enable_mergejoin = off; set jit = off",
+    "each time": "set jit = off",
+}
+"""How connections are prepared that come again and again, and how those that people look with."""
+
+
+def read_whole(plan: dict[str, Any]) -> Iterator[str]:
+    """The tables that a plan reads from end to end."""
+    if plan["Node Type"] in ("Seq Scan", "Parallel Seq Scan"):
+        yield plan["Relation Name"]
+    for part in plan.get("Plans", ()):
+        yield from read_whole(part)
+
+
+@pytest.mark.parametrize("planned", PLANNED)
+async def test_no_query_is_planned_to_read_a_large_table_whole(
+    bench: Bench, database: FreshDatabase, planned: str
+) -> None:
+    """Every one there is; on large tables that nobody has analysed, whatever its arguments."""
+    await bench.owner.execute(GROWTH)
+    asked, whole = 0, {}
+    async with session(database.coordinator_url) as connection:
+        await connection.execute(PLANNED[planned])
+        for file_name in FILES:
+            for name, query in named_queries.load(file_name).items():
+                arguments = [None] * len((await connection.prepare(query)).get_parameters())
+                text = await connection.fetchval(
+                    f"explain (generic_plan, format json) {query}", *arguments
+                )
+                asked += 1
+                tables = {*read_whole(json.loads(text)[0]["Plan"])} & {*LARGE}
+                if tables and name not in FOR_PEOPLE:
+                    whole[file_name, name] = tables
+    assert whole == {}
+    assert asked > 60
