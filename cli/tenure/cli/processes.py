@@ -3,7 +3,7 @@
 import asyncio
 import traceback
 from collections.abc import Coroutine
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -45,7 +45,8 @@ def executor(
     /,
     *,
     slots: Annotated[
-        int | None, Parameter(help="Tasks at once. [default: TENURE_SLOTS or one a core]")
+        int | Literal["auto"] | None,
+        Parameter(help="Tasks at once; auto: one a core. [default: TENURE_SLOTS or auto]"),
     ] = None,
     node: Annotated[
         str | None, Parameter(help="Name of this node. [default: TENURE_NODE or a made-up one]")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from tenure.contract.ids import NODE_PATTERN, NodeId
 from tenure.contract.quantities import (
@@ -18,6 +18,7 @@ from tenure.contract.quantities import (
 )
 from tenure.contract.reports import NodeFacts, Resources
 from tenure.contract.tasks import DEFAULT_PAYLOAD_LIMIT_BYTES
+from tenure.executor.cores import available_cores
 from tenure.executor.isolation.place import Account, Place
 from tenure.settings.addresses import HttpUrl, ListenAddress, host_and_port
 from tenure.settings.process import LogSettings, OptionalBrokerSettings, load
@@ -34,6 +35,10 @@ def _checked_by(read: Callable[[str], int]) -> Callable[[str], str]:
         return text
 
     return check
+
+
+def _slots(value: object) -> object:
+    return available_cores() if value == "auto" else value
 
 
 class ExecutorSettings(LogSettings, OptionalBrokerSettings):
@@ -55,11 +60,11 @@ class ExecutorSettings(LogSettings, OptionalBrokerSettings):
         pattern=f"^{NODE_PATTERN.pattern}$",
         description="name of this node, unique within the tenant; none: made up for this start",
     )
-    slots: int = Field(
-        default_factory=lambda: os.cpu_count() or 1,
+    slots: Annotated[int, BeforeValidator(_slots)] = Field(
+        default_factory=available_cores,
         ge=1,
         le=100_000,
-        description="tasks that run at once",
+        description="tasks that run at once; `auto`: one for each core of the machine or container",
     )
     cpu: Annotated[str, AfterValidator(_checked_by(cpu_millis))] | None = Field(
         default=None, description="cores offered, like `2` or `500m`; none: not limited"
