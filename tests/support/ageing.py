@@ -17,6 +17,8 @@ _INSTANTS = {
     "health_reviews": ("last_seen_at", "opened_at", "closed_at"),
     "incarnations": ("registered_at", "last_seen_at", "ended_at"),
     "fact_changes": ("at",),
+    "dead_letters": ("first_at", "last_at", "settled_at"),
+    "parked_requests": ("requested_at", "carried_out_at"),
     "replays": ("created_at", "moved_at", "ended_at"),
     "replay_changes": ("at",),
 }  # fmt: skip

@@ -89,7 +89,8 @@ class RetentionKind(StrEnum):
     RENEWALS = "renewals"
     REVIEWS = "reviews"  # closed health reviews
     NODES = "nodes"  # starts of nodes that are gone
-    CHANGES = "changes"  # who stated which fact, and who paused what
+    DEAD_LETTERS = "dead_letters"  # since they came back last or were settled
+    CHANGES = "changes"  # who stated which fact, and who paused, replayed, retried or skipped what
 
 
 class LimitScope(StrEnum):

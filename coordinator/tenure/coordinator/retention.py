@@ -38,6 +38,7 @@ IN_ORDER: Final = (
     RetentionKind.TASKS,
     RetentionKind.REVIEWS,
     RetentionKind.NODES,
+    RetentionKind.DEAD_LETTERS,
     RetentionKind.CHANGES,
 )
 

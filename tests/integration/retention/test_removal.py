@@ -26,6 +26,8 @@ ENDED = {
     "health_reviews": "closed_at is not null",
     "incarnations": "state = 'gone'",
     "fact_changes": "true",
+    "dead_letters": "true",
+    "parked_requests": "carried_out_at is not null",
     "replays": "ended_at is not null",
 }
 GOES_ON = {
@@ -40,6 +42,16 @@ GOES_ON = {
     "replays": "ended_at is null",
     "replay_changes": "replay_id in (select replay_id from tenure.replays where ended_at is null)",
 }
+
+
+OPERATORS_WORDS = """
+    insert into tenure.dead_letters (queue, event_id, reason, message_id, body_bytes, first_at,
+        last_at) values ('q', 'e', 'expired', 'm', 0, now(), now());
+    insert into tenure.parked_requests (position, tenant, event_id, stream_type, stream_id, action,
+        reason, requested_by, requested_at, carried_out_at, result)
+    values (1, 'default', gen_random_uuid(), 'task', gen_random_uuid(), 'skip', 'r', 'ops', now(),
+        now(), 'skipped');
+"""
 
 
 @pytest.fixture
@@ -59,6 +71,7 @@ async def lived_in(
             await bench.pool.execute(
                 "select tenure.set_pause('type', 'default', 'other', null, 'because', 'tests')"
             )
+            await bench.owner.execute(OPERATORS_WORDS)
             await publish(bench.owner)
         await age(database, "400 days")
         yield database

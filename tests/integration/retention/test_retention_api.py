@@ -17,7 +17,17 @@ from tests.support.coordinator import Fleet, fleet
 from tests.support.isolation import BrokerSpace, FreshDatabase
 from tests.support.sessions import session
 
-KINDS = ["log", "tasks", "commands", "intake", "renewals", "reviews", "nodes", "changes"]
+KINDS = [
+    "log",
+    "tasks",
+    "commands",
+    "intake",
+    "renewals",
+    "reviews",
+    "nodes",
+    "dead_letters",
+    "changes",
+]
 DAY = 86_400
 
 

@@ -96,7 +96,10 @@ class Retention:
             if not one.old:
                 aged = one.oldest_at and one.before and one.oldest_at < one.before
                 if aged and one.end_position > needed["position"]:
-                    kept_back = f"what follows position {needed['position']} is not published yet"
+                    kept_back = (
+                        f"position {needed['position']} is needed: not published yet, or read by a"
+                        " replay"
+                    )
                 break
             going.append(one)
         return KindPlan(

@@ -11,7 +11,8 @@ create table retention_policies (
 );
 insert into retention_policies (version, keep, set_by, reason) values (1, '{
     "log": 2592000, "tasks": 7776000, "commands": 2592000, "intake": 2592000,
-    "renewals": 2592000, "reviews": 7776000, "nodes": 604800, "changes": 31536000
+    "renewals": 2592000, "reviews": 7776000, "nodes": 604800, "dead_letters": 7776000,
+    "changes": 31536000
 }', 'migration', 'a new database');
 create trigger retention_policies_never_change before update or delete on retention_policies
     for each row execute function refuse_change();
@@ -19,14 +20,16 @@ create trigger retention_policies_never_change before update or delete on retent
 -- How far removal has come. What ended before ``removed_to`` may be gone; what ended later is there.
 create table retention (
     kind text primary key check (kind in
-        ('log', 'tasks', 'commands', 'intake', 'renewals', 'reviews', 'nodes', 'changes')),
+        ('log', 'tasks', 'commands', 'intake', 'renewals', 'reviews', 'nodes', 'dead_letters',
+            'changes')),
     removed_to timestamptz not null default '-infinity',
     removed_rows bigint not null default 0,
     removed_at timestamptz,
     removed_position bigint not null default 0  -- of the log: what is at or below it may be gone
 );
 insert into retention (kind) values
-    ('log'), ('tasks'), ('commands'), ('intake'), ('renewals'), ('reviews'), ('nodes'), ('changes');
+    ('log'), ('tasks'), ('commands'), ('intake'), ('renewals'), ('reviews'), ('nodes'),
+    ('dead_letters'), ('changes');
 
 -- By these the oldest are found. What waits or runs is in none of them.
 create index tasks_ended on tasks (ended_at) where ended_at is not null;
@@ -178,6 +181,11 @@ begin
         delete from health_reviews where review_id = any (array(
             select h.review_id from health_reviews h where h.closed_at < v_to
             order by h.closed_at limit p_limit for update skip locked));
+    when 'dead_letters' then
+        delete from dead_letters where dead_letter_id = any (array(
+            select d.dead_letter_id from dead_letters d
+            where greatest(d.last_at, d.settled_at) < v_to
+            order by greatest(d.last_at, d.settled_at) limit p_limit for update skip locked));
     when 'changes' then
         delete from parked_requests where request_id = any (array(
             select r.request_id from parked_requests r where r.carried_out_at < v_to

@@ -23,6 +23,7 @@ create table dead_letters (
     constraint settled_dead_letters_say_by_whom check (state = 'waiting' or
         (settled_at is not null and settled_by is not null and settled_reason is not null))
 );
+create index dead_letters_by_age on dead_letters (greatest(last_at, settled_at));
 create index dead_letters_waiting on dead_letters (dead_letter_id) where state = 'waiting';
 
 -- Record what came back. A copy counts once, however often it is told of; another copy of an event that

@@ -107,14 +107,30 @@ from (
 cross join (select pg_stat_get_live_tuples('tenure.incarnations'::regclass) as live,
     pg_total_relation_size('tenure.incarnations') as bytes) s
 
+-- name: plan_dead_letters
+select p.before, p.rows, (p.rows * s.bytes / greatest(s.live, p.rows, 1))::bigint as bytes
+from (
+    select b.before, (select count(*) from (
+        select from tenure.dead_letters d where greatest(d.last_at, d.settled_at) < b.before
+        limit $1) found) as rows
+    from (select tenure.too_old_before('dead_letters') as before) b
+) p
+cross join (select pg_stat_get_live_tuples('tenure.dead_letters'::regclass) as live,
+    pg_total_relation_size('tenure.dead_letters') as bytes) s
+
 -- name: plan_changes
 select p.before, p.rows, (p.rows * s.bytes / greatest(s.live, p.rows, 1))::bigint as bytes
 from (
     select b.before, (select count(*) from (
         (select from tenure.fact_changes f where f.at < b.before limit $1)
         union all
+        (select from tenure.parked_requests q where q.carried_out_at < b.before limit $1)
+        union all
         (select from tenure.replays r where r.ended_at < b.before limit $1)) found) as rows
     from (select tenure.too_old_before('changes') as before) b
 ) p
-cross join (select pg_stat_get_live_tuples('tenure.fact_changes'::regclass) as live,
-    pg_total_relation_size('tenure.fact_changes') as bytes) s
+cross join (
+    select sum(pg_stat_get_live_tuples(c.name)) as live, sum(pg_total_relation_size(c.name)) as bytes
+    from unnest(array['tenure.fact_changes', 'tenure.parked_requests', 'tenure.replays']::regclass[])
+        as c (name)
+) s
