@@ -45,6 +45,7 @@ async def resources():
     raise KeyError("JOBS_DATABASE_URL")
     yield
 """
+REPLAY = ("--to", "q", "--reason", "why")
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 
 
@@ -121,6 +122,13 @@ def write_connection(folder: Path, mode: int = 0o600) -> Path:
         (["config", "show", "relay"], Exit.SETUP, "error: settings_invalid: The settings"),
         (["config", "show", "nobody"], Exit.USAGE, "error: usage:"),
         (["coordinator", "--config", "no.toml"], Exit.SETUP, "error: settings_invalid: The conf"),
+        (["outbox", "replay", "--to", "q"], Exit.USAGE, "error: usage:"),
+        (["outbox", "replay", *REPLAY, "--rate", "0"], Exit.USAGE, "error: usage: --rate"),
+        (["outbox", "replay", *REPLAY, "--since", "soon"], Exit.USAGE, "error: usage: --since"),
+        (["outbox", "replay", *REPLAY, "--task", "x"], Exit.USAGE, "error: usage: --task: 'x' is"),
+        (["outbox", "replay", *REPLAY, "--entity", "x"], Exit.USAGE, "error: usage: --entity"),
+        (["outbox", "replay", *REPLAY, "--type", "a.b"], Exit.USAGE, "error: usage: there are"),
+        (["outbox", "replay", *REPLAY], Exit.SETUP, "error: not_configured:"),
         (["up", "--slots", "0"], Exit.USAGE, "error: usage: --slots"),
         (["up", "--broker-url", "@none"], Exit.USAGE, "error: usage: --broker-url @none: the file"),
         (["executor", "nothing-here"], Exit.USAGE, "error: usage: 'nothing-here'"),

@@ -26,6 +26,7 @@ from tenure.client import (
 )
 from tenure.client.http import AsyncHttp
 from tenure.contract.errors import InvalidPayload
+from tenure.contract.replay import ReplayRequest
 
 
 class Order(BaseModel):
@@ -107,6 +108,29 @@ async def test_a_submission_without_a_key_gets_one_of_its_own() -> None:
         await client.submit(INVOICE, Order(customer="A"))
     assert len(set(keys)) == 2
     assert all(keys)
+
+
+@pytest.mark.requirement("REPLAY-01")
+async def test_a_replay_gets_its_id_once_so_that_trying_again_begins_nothing_more() -> None:
+    ids: list[str] = []
+
+    def script(request: httpx2.Request) -> httpx2.Response:
+        ids.append(json.loads(request.content)["replay_id"])
+        if len(ids) == 1:
+            raise httpx2.ReadTimeout("the answer was lost")
+        preview = {
+            "from_position": 1, "to_position": 0, "rows": 0, "exact": True, "sample": [],
+            "log_from_position": None, "log_recorded_from": None, "oldest_recorded_at": None,
+            "remembered_since": None,
+        }  # fmt: skip
+        return httpx2.Response(200, json={"preview": preview, "replay": None})
+
+    request = ReplayRequest(queue="q", reason="why")
+    async with client_of(script) as client:
+        await client.replay(request)
+        await client.replay(request)
+    assert len(ids) == 3
+    assert ids[0] == ids[1] != ids[2]
 
 
 async def test_what_the_server_would_refuse_is_refused_here_by_the_same_code() -> None:
