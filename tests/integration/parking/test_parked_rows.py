@@ -14,7 +14,7 @@ from tests.support.relays import (
     consume,
     count,
     declare_queue,
-    relaying,
+    steady,
 )
 from tests.support.sessions import session, until
 
@@ -38,7 +38,7 @@ async def test_a_row_that_can_never_be_sent_is_parked_and_nothing_else_waits_for
         others = rows_of([Stream() for _ in range(20)], 2, routing_key=queue, required=True)
         (position, *_) = await record(database, [large, *later, *others])
         arguments = (database.relay_url, broker.url, broker.name_prefix)
-        async with relaying(*arguments, relay_max_body_bytes=1500) as parts:
+        async with steady(*arguments, relay_max_body_bytes=1500) as parts:
             await consumer.has(others)
             await all_passed(database.relay_url)
             first, *behind = await parked_are(database, "failed", "behind", "behind")
@@ -56,7 +56,7 @@ async def test_a_row_that_can_never_be_sent_is_parked_and_nothing_else_waits_for
             await until(failed_again)
             assert await results(database) == [("retry", "failed")]
         assert not consumer.event_ids & {str(row.event_id) for row in (large, *later)}
-        async with relaying(*arguments):
+        async with steady(*arguments):
             more = rows_of([stream], 1, routing_key=queue, required=True)
             await record(database, more)
             await parked_are(database, "failed", "behind", "behind", "behind")
@@ -84,7 +84,7 @@ async def test_what_fails_for_a_while_is_parked_and_arrives_by_itself_once_it_ca
         streams = [Stream(), Stream()]
         rows = rows_of(streams, 3, routing_key=missing, required=True)
         others = rows_of([Stream() for _ in range(10)], 2, routing_key=queue, required=True)
-        async with relaying(
+        async with steady(
             database.relay_url, broker.url, broker.name_prefix, relay_park_after_seconds=0.2
         ) as parts:
             await record(database, [*rows, *others])
@@ -128,7 +128,7 @@ async def test_many_relays_try_a_parked_row_no_more_often_than_one(
         row = Stream().next(routing_key=missing, required=True)
         await record(database, [row])
         many = [
-            await relays.enter_async_context(relaying(*arguments, relay_park_after_seconds=0.2))
+            await relays.enter_async_context(steady(*arguments, relay_park_after_seconds=0.2))
             for _ in range(8)
         ]
         await parked_are(database, "failed")
@@ -170,7 +170,7 @@ async def test_a_skipped_row_is_never_sent_and_the_stream_goes_on(
             stream.next(routing_key=queue, required=True),
         ]
         positions = await record(database, rows)
-        async with relaying(
+        async with steady(
             database.relay_url, broker.url, broker.name_prefix, relay_max_body_bytes=1500
         ):
             await parked_are(database, "failed", *["behind"] * 4)
@@ -200,11 +200,11 @@ async def test_under_the_policy_flow_later_rows_of_the_stream_go_on(
         later = rows_of([stream], 3, routing_key=queue, required=True)
         (position, *_) = await record(database, [large, *later])
         arguments = (database.relay_url, broker.url, broker.name_prefix)
-        async with relaying(*arguments, relay_max_body_bytes=1500, relay_parking="flow"):
+        async with steady(*arguments, relay_max_body_bytes=1500, relay_parking="flow"):
             await consumer.has(later)
             await all_passed(database.relay_url)
             await parked_are(database, "failed")
-        async with relaying(*arguments):
+        async with steady(*arguments):
             await ask(database, "retry", [position])
             await consumer.has([large])
             await parked_are(database)
@@ -226,9 +226,7 @@ async def test_a_shard_with_too_many_parked_rows_waits_and_says_so(
         others = rows_of([Stream() for _ in range(20)], 2, routing_key=queue, required=True)
         positions = await record(database, [*rows, *others])
         arguments = (database.relay_url, broker.url, broker.name_prefix)
-        async with relaying(
-            *arguments, relay_max_body_bytes=1500, relay_max_parked_rows=4
-        ) as parts:
+        async with steady(*arguments, relay_max_body_bytes=1500, relay_max_parked_rows=4) as parts:
             await consumer.has(others)
             await parked_are(database, "failed", *["behind"] * 3)
             page = (await parts.metrics_page()).decode()
