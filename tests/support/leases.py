@@ -4,6 +4,7 @@ import uuid
 from datetime import UTC, datetime, timedelta
 
 from tenure.contract.ids import AttemptId, FencingToken, TaskId, fencing_token
+from tenure.contract.scope import UNLIMITED, Scope
 from tenure.executor.clock import system_clock
 from tenure.executor.context import Context
 from tenure.executor.lease import Lease
@@ -17,6 +18,7 @@ def attempt(
     remaining_seconds: float = 60.0,
     tolerance_seconds: float = 0.2,
     ordinal: int | None = None,
+    scope: Scope = UNLIMITED,
 ) -> Context[None]:
     """An attempt whose lease ends ``expires_in_seconds`` from now, and which believes by its own
     clock that it has ``remaining_seconds`` (a paused holder believes too long)."""
@@ -32,4 +34,4 @@ def attempt(
         remaining_seconds=remaining_seconds + tolerance_seconds,
         expires_at=datetime.now(UTC) + timedelta(seconds=expires_in_seconds),
     )
-    return Context(lease=lease, task_type="effect", resources=None, ordinal=ordinal)
+    return Context(lease=lease, task_type="effect", resources=None, ordinal=ordinal, scope=scope)

@@ -113,7 +113,7 @@ async def test_a_successor_asks_what_became_of_a_payment_that_was_intended(
     careless: Process, record: PaymentRecord
 ) -> None:
     """The first attempt learns nothing more after the gateway has charged."""
-    context = first(seconds=0.5)
+    context = first(seconds=1.5)
     guard = payments(careless, record, deduplicates=False)
     await careless.trouble(acted=1, questions=100)
     with pytest.raises(CommitUnknown):

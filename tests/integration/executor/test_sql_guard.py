@@ -153,7 +153,7 @@ async def test_who_waited_for_the_fence_is_judged_at_the_end_of_the_wait(
     receiver: Downstream, guard: SqlGuard
 ) -> None:
     """The row is locked, unchanged, until after the lease's end (the statement began before it)."""
-    context = await attempt(receiver.owner, expires_in_seconds=0.5, tolerance_seconds=0.0)
+    context = await attempt(receiver.owner, expires_in_seconds=1.5, tolerance_seconds=0.0)
     await guard.raise_fence(context)
     blocker = await asyncpg.connect(receiver.writer_url)
     await receiver.owner.execute(f"grant select, update on tenure_fence to {receiver.role}")

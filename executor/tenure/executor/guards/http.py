@@ -67,18 +67,26 @@ class HttpGuard:
         _judge_fence(response, context)
 
     async def request(
-        self, context: Context[Any], method: str, url: str, *, operation: str, **options: Any
+        self,
+        context: Context[Any],
+        method: str,
+        url: str,
+        *,
+        operation: str,
+        key: str = "",
+        **options: Any,
     ) -> httpx2.Response:
         """One guarded request, repeated until it was answered. ``operation`` names the effect
-        within the task; ``options`` are those of the client's ``request``, body and headers.
+        within the task, ``key`` what it is done to where one operation has several or where the
+        lease's scope names objects; ``options`` are those of the client's ``request``.
 
         Gives the receiver's answer, whatever its status; its header ``Idempotent-Replayed`` says
-        whether an earlier request acted. Raises StaleToken, AuthorityOver, EffectConflict (the
-        operation stands for another request), AnswerNotKept (done before, the answer is not there),
-        OutcomeUnknown (the receiver was interrupted: a person has to look), CommitUnknown (no
-        answer while there was authority: repeat it, the next attempt's way is the same).
+        whether an earlier request acted. Raises OutOfScope, StaleToken, AuthorityOver,
+        EffectConflict (the operation stands for another request), AnswerNotKept (done before, the
+        answer is not there), OutcomeUnknown (the receiver was interrupted: a person has to look),
+        CommitUnknown (no answer while there was authority: repeat it).
         """
-        with context.side_effect(operation) as effect:
+        with context.side_effect(operation, key=key) as effect:
             exchange = _Exchange(context, operation, effect.id)
             given = options.pop("headers", None)
             while True:
@@ -101,10 +109,10 @@ class HttpGuard:
                 await asyncio.sleep(wait)
 
     async def post(
-        self, context: Context[Any], url: str, *, operation: str, **options: Any
+        self, context: Context[Any], url: str, *, operation: str, key: str = "", **options: Any
     ) -> httpx2.Response:
         """``request`` with the method POST."""
-        return await self.request(context, "POST", url, operation=operation, **options)
+        return await self.request(context, "POST", url, operation=operation, key=key, **options)
 
 
 class BlockingHttpGuard:
@@ -130,10 +138,17 @@ class BlockingHttpGuard:
         _judge_fence(response, context)
 
     def request(
-        self, context: Context[Any], method: str, url: str, *, operation: str, **options: Any
+        self,
+        context: Context[Any],
+        method: str,
+        url: str,
+        *,
+        operation: str,
+        key: str = "",
+        **options: Any,
     ) -> httpx2.Response:
         """As that of ``HttpGuard``."""
-        with context.side_effect(operation) as effect:
+        with context.side_effect(operation, key=key) as effect:
             exchange = _Exchange(context, operation, effect.id)
             given = options.pop("headers", None)
             while True:
@@ -156,10 +171,10 @@ class BlockingHttpGuard:
                 time.sleep(wait)
 
     def post(
-        self, context: Context[Any], url: str, *, operation: str, **options: Any
+        self, context: Context[Any], url: str, *, operation: str, key: str = "", **options: Any
     ) -> httpx2.Response:
         """``request`` with the method POST."""
-        return self.request(context, "POST", url, operation=operation, **options)
+        return self.request(context, "POST", url, operation=operation, key=key, **options)
 
 
 @dataclass

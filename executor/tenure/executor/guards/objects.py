@@ -152,15 +152,16 @@ class ObjectGuard:
 
     @asynccontextmanager
     async def outputs(
-        self, context: Context[Any], *, operation: str = DEFAULT_OPERATION
+        self, context: Context[Any], *, operation: str = DEFAULT_OPERATION, key: str = ""
     ) -> AsyncIterator["Outputs"]:
-        """A block that collects objects and commits them together at its end.
+        """A block that collects objects and commits them together at its end. ``key`` is what they
+        belong to, where the lease's scope names objects.
 
-        Raises StaleToken when a later attempt exists, AuthorityOver, EffectConflict for a name that
-        is used twice, GuardUnavailable when the store cannot be reached: repeat the block. Errors
-        of the body pass through, and nothing is committed.
+        Raises OutOfScope, StaleToken when a later attempt exists, AuthorityOver, EffectConflict for
+        a name that is used twice, GuardUnavailable when the store cannot be reached: repeat the
+        block. Errors of the body pass through, and nothing is committed.
         """
-        with context.side_effect(operation):
+        with context.side_effect(operation, key=key):
             outputs = await asyncio.to_thread(self._begin, context, operation)
             yield outputs
             if not outputs.already_done:
@@ -169,10 +170,10 @@ class ObjectGuard:
 
     @contextmanager
     def outputs_now(
-        self, context: Context[Any], *, operation: str = DEFAULT_OPERATION
+        self, context: Context[Any], *, operation: str = DEFAULT_OPERATION, key: str = ""
     ) -> Iterator["Outputs"]:
         """As ``outputs``, for handlers in threads: use ``put_now`` in it."""
-        with context.side_effect(operation):
+        with context.side_effect(operation, key=key):
             outputs = self._begin(context, operation)
             yield outputs
             if not outputs.already_done:

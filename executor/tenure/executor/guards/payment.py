@@ -119,14 +119,18 @@ class PaymentGuard(Generic[RequestT, ReceiptT]):
         self._receipt = receipt
         self._gateway_deduplicates = gateway_deduplicates
 
-    async def pay(self, context: Context[Any], *, operation: str, request: RequestT) -> ReceiptT:
-        """Pay once. ``operation`` names the payment within the task.
+    async def pay(
+        self, context: Context[Any], *, operation: str, request: RequestT, key: str = ""
+    ) -> ReceiptT:
+        """Pay once. ``operation`` names the payment within the task, ``key`` what it is for where
+        there are several, or where the lease's scope names objects.
 
         Raises Declined; OutcomeUnknown when only a person can tell; CommitUnknown when the gateway
         did not answer while there was authority (the next attempt asks it); EffectConflict when the
-        operation was another request before; AuthorityOver, StaleToken, GuardUnavailable.
+        operation was another request before; OutOfScope; AuthorityOver; StaleToken;
+        GuardUnavailable.
         """
-        with context.side_effect(operation) as effect:
+        with context.side_effect(operation, key=key) as effect:
             digest = _digest(request)
             entry = await self._record.intend(context, operation, effect.id, digest)
             if entry.digest != digest:

@@ -36,7 +36,7 @@ class PostgresPayments:
         """As PaymentRecord says. Raises what ``SqlGuard.transaction`` raises."""
         # Another name for each attempt: every one has to be judged, and to look.
         step = f"{payment_id} intent {context.attempt_id}"
-        async with self._guard.transaction(context, operation=step) as effect:
+        async with self._guard.step(context, step) as effect:
             row = await effect.connection.fetchrow(
                 f"select known, digest, content from {self._table}"
                 " where payment_id = $1 for update",
@@ -61,7 +61,7 @@ class PostgresPayments:
     ) -> None:
         """As PaymentRecord says. Raises what ``SqlGuard.transaction`` raises."""
         step = f"{payment_id} outcome"
-        async with self._guard.transaction(context, operation=step) as effect:
+        async with self._guard.step(context, step) as effect:
             if not effect.already_done:
                 await effect.connection.execute(
                     f"update {self._table}"

@@ -25,6 +25,7 @@ from tenure.executor.guards.sql_common import (
     begin_arguments,
     ended_early,
     fence_arguments,
+    inbox_name,
     lost_at_commit,
     lost_before_commit,
     no_connection,
@@ -124,62 +125,73 @@ class AsyncGuard(Generic[ConnectionT_co]):
 
     @asynccontextmanager
     async def transaction(
-        self, context: Context[Any], *, operation: str
+        self, context: Context[Any], *, operation: str, key: str = ""
     ) -> AsyncIterator[Effect[ConnectionT_co]]:
         """One guarded transaction. ``operation`` names the effect within the task: the same in
-        every attempt, another for another effect.
+        every attempt, another for another effect. ``key`` is what it is done to, where one
+        operation has several, or where the lease's scope names objects.
 
         Raises StaleToken or AuthorityOver when the receiver refuses, before the body or at the
-        commit; EffectNotWritten when the transaction was lost and nothing was written;
+        commit; OutOfScope; EffectNotWritten when the transaction was lost and nothing was written;
         CommitUnknown when that could not be learned, and repeating it under the same ``operation``
         tells; GuardNotInstalled; GuardUnavailable; ValueError for an operation that is empty or
         above 200 characters. Errors of the body's statements pass through.
         """
-        with context.side_effect(operation):
-            clock = asyncio.get_running_loop().time
-            unanswered: Exception | None = None
-            async with self._acquire() as link:
-                try:
-                    await self._faults.reach(FaultPoint.BEFORE_EFFECT, context.attempt_id)
-                    began_at = clock()
-                    await link.begin()
-                    already_done, limit_milliseconds, number = await link.row(
-                        self._driver.calls.begin,
-                        begin_arguments(context, operation),
-                        self._patience(context),
-                    )
-                except self._driver.errors as error:
-                    failure = link.failure(error)
-                    await self._abandon(link)
-                    raise of_statement(failure, context) from error
-                except BaseException:
-                    await self._abandon(link)
-                    raise
-                try:
-                    yield Effect(link.connection, already_done)
-                    # A body that swallowed an error of a statement has an aborted transaction,
-                    # whose COMMIT would be answered as a silent rollback: this fails instead.
-                    (now,) = await link.row(self._driver.calls.prove, (), self._patience(context))
-                except self._driver.errors as error:
-                    failure = link.failure(error)
-                    await self._abandon(link)
-                    late = clock() >= began_at + limit_milliseconds / 1000
-                    if failure.says_over or (failure.lost and late):
-                        raise over(context) from error
-                    if failure.lost:
-                        raise lost_before_commit() from error
-                    raise
-                except BaseException:
-                    await self._abandon(link)
-                    raise
-                if now != number:
-                    await self._abandon(link)
-                    raise ended_early(operation)
-                unanswered = await self._commit(link, context)
-                await self._faults.reach(FaultPoint.AFTER_EFFECT, context.attempt_id)
-            # Nothing was written where it had been done before, so nothing is unknown either.
-            if unanswered is not None and not already_done:
-                await self._settle(context, operation, unanswered)
+        with context.side_effect(operation, key=key):
+            async with self.step(context, inbox_name(operation, key)) as effect:
+                yield effect
+
+    @asynccontextmanager
+    async def step(
+        self, context: Context[Any], operation: str
+    ) -> AsyncIterator[Effect[ConnectionT_co]]:
+        """As ``transaction``, for a part of a side effect that was begun already: it is judged by
+        the receiver, and neither kept with the attempt nor compared with its scope."""
+        context.check_authority()
+        clock = asyncio.get_running_loop().time
+        unanswered: Exception | None = None
+        async with self._acquire() as link:
+            try:
+                await self._faults.reach(FaultPoint.BEFORE_EFFECT, context.attempt_id)
+                began_at = clock()
+                await link.begin()
+                already_done, limit_milliseconds, number = await link.row(
+                    self._driver.calls.begin,
+                    begin_arguments(context, operation),
+                    self._patience(context),
+                )
+            except self._driver.errors as error:
+                failure = link.failure(error)
+                await self._abandon(link)
+                raise of_statement(failure, context) from error
+            except BaseException:
+                await self._abandon(link)
+                raise
+            try:
+                yield Effect(link.connection, already_done)
+                # A body that swallowed an error of a statement has an aborted transaction,
+                # whose COMMIT would be answered as a silent rollback: this fails instead.
+                (now,) = await link.row(self._driver.calls.prove, (), self._patience(context))
+            except self._driver.errors as error:
+                failure = link.failure(error)
+                await self._abandon(link)
+                late = clock() >= began_at + limit_milliseconds / 1000
+                if failure.says_over or (failure.lost and late):
+                    raise over(context) from error
+                if failure.lost:
+                    raise lost_before_commit() from error
+                raise
+            except BaseException:
+                await self._abandon(link)
+                raise
+            if now != number:
+                await self._abandon(link)
+                raise ended_early(operation)
+            unanswered = await self._commit(link, context)
+            await self._faults.reach(FaultPoint.AFTER_EFFECT, context.attempt_id)
+        # Nothing was written where it had been done before, so nothing is unknown either.
+        if unanswered is not None and not already_done:
+            await self._settle(context, operation, unanswered)
 
     async def _commit(
         self, link: AsyncLink[ConnectionT_co], context: Context[Any]

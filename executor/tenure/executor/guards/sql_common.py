@@ -5,6 +5,7 @@ order of steps. Every argument travels as text and is cast by the server, so no 
 type and no codec of the application's is asked.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
@@ -113,6 +114,12 @@ def begin_arguments(context: Context[Any], operation: str) -> tuple[str, ...]:
         str(context.clock_tolerance_seconds),
         str(int(context.remaining_authority_seconds() * 1000)),
     )
+
+
+def inbox_name(operation: str, key: str) -> str:
+    """An operation on a key, as the inbox knows it: no two pairs read the same."""
+    plain = not key and not operation.startswith("[")
+    return operation if plain else json.dumps([operation, key], ensure_ascii=False)
 
 
 def settle_arguments(context: Context[Any], operation: str) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from tenure.executor.guards.sql_common import (
     begin_arguments,
     ended_early,
     fence_arguments,
+    inbox_name,
     lost_at_commit,
     lost_before_commit,
     no_connection,
@@ -111,54 +112,63 @@ class SyncGuard(Generic[ConnectionT_co]):
 
     @contextmanager
     def transaction(
-        self, context: Context[Any], *, operation: str
+        self, context: Context[Any], *, operation: str, key: str = ""
     ) -> Iterator[Effect[ConnectionT_co]]:
         """One guarded transaction. ``operation`` names the effect within the task: the same in
-        every attempt, another for another effect.
+        every attempt, another for another effect. ``key`` is what it is done to, where one
+        operation has several, or where the lease's scope names objects.
 
         Raises StaleToken or AuthorityOver when the receiver refuses, before the body or at the
-        commit; EffectNotWritten when the transaction was lost and nothing was written;
+        commit; OutOfScope; EffectNotWritten when the transaction was lost and nothing was written;
         CommitUnknown when that could not be learned, and repeating it under the same ``operation``
         tells; GuardNotInstalled; GuardUnavailable; ValueError for an operation that is empty or
         above 200 characters. Errors of the body's statements pass through.
         """
-        with context.side_effect(operation):
-            unanswered: Exception | None = None
-            with self._acquire() as link:
-                began_at = time.monotonic()
-                try:
-                    link.begin()
-                    already_done, limit_milliseconds, number = link.row(
-                        self._driver.calls.begin, begin_arguments(context, operation)
-                    )
-                except self._driver.errors as error:
-                    failure = link.failure(error)
-                    self._abandon(link)
-                    raise of_statement(failure, context) from error
-                try:
-                    yield Effect(link.connection, already_done)
-                    # A body that swallowed an error of a statement has an aborted transaction,
-                    # whose COMMIT would be answered as a silent rollback: this fails instead.
-                    (now,) = link.row(self._driver.calls.prove, ())
-                except self._driver.errors as error:
-                    failure = link.failure(error)
-                    self._abandon(link)
-                    late = time.monotonic() >= began_at + limit_milliseconds / 1000
-                    if failure.says_over or (failure.lost and late):
-                        raise over(context) from error
-                    if failure.lost:
-                        raise lost_before_commit() from error
-                    raise
-                except BaseException:
-                    self._abandon(link)
-                    raise
-                if now != number:
-                    self._abandon(link)
-                    raise ended_early(operation)
-                unanswered = self._commit(link, context)
-            # Nothing was written where it had been done before, so nothing is unknown either.
-            if unanswered is not None and not already_done:
-                self._settle(context, operation, unanswered)
+        with (
+            context.side_effect(operation, key=key),
+            self._judged(context, inbox_name(operation, key)) as effect,
+        ):
+            yield effect
+
+    @contextmanager
+    def _judged(self, context: Context[Any], operation: str) -> Iterator[Effect[ConnectionT_co]]:
+        """The transaction of a side effect that has begun."""
+        unanswered: Exception | None = None
+        with self._acquire() as link:
+            began_at = time.monotonic()
+            try:
+                link.begin()
+                already_done, limit_milliseconds, number = link.row(
+                    self._driver.calls.begin, begin_arguments(context, operation)
+                )
+            except self._driver.errors as error:
+                failure = link.failure(error)
+                self._abandon(link)
+                raise of_statement(failure, context) from error
+            try:
+                yield Effect(link.connection, already_done)
+                # A body that swallowed an error of a statement has an aborted transaction,
+                # whose COMMIT would be answered as a silent rollback: this fails instead.
+                (now,) = link.row(self._driver.calls.prove, ())
+            except self._driver.errors as error:
+                failure = link.failure(error)
+                self._abandon(link)
+                late = time.monotonic() >= began_at + limit_milliseconds / 1000
+                if failure.says_over or (failure.lost and late):
+                    raise over(context) from error
+                if failure.lost:
+                    raise lost_before_commit() from error
+                raise
+            except BaseException:
+                self._abandon(link)
+                raise
+            if now != number:
+                self._abandon(link)
+                raise ended_early(operation)
+            unanswered = self._commit(link, context)
+        # Nothing was written where it had been done before, so nothing is unknown either.
+        if unanswered is not None and not already_done:
+            self._settle(context, operation, unanswered)
 
     def _commit(self, link: SyncLink[ConnectionT_co], context: Context[Any]) -> Exception | None:
         """Commit. Gives back the failure of a commit whose outcome is unknown."""
