@@ -402,6 +402,7 @@ class Assignment(Frozen):
     fencing_token: int
     task_type: str
     state: AttemptState
+    ordinal: int | None = Field(default=None, description="number of the attempt, from 1")
     event_id: str = Field(description="of the assignment's event, for the inbox")
     cancel_requested: bool = False
 

@@ -39,6 +39,11 @@ class Condition:
         """Whether it worked when it was used last."""
         return self.error is None
 
+    @property
+    def in_trouble(self) -> bool:
+        """Whether it was tried and did not work."""
+        return self.error is not None and self._since is not None
+
     def trouble(self, error: TenureError) -> None:
         """It does not work, or still does not."""
         self.error = error

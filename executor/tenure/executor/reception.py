@@ -133,6 +133,7 @@ class Reception:
             fencing_token=FencingToken(listed.fencing_token),
             task_type=listed.task_type,
             incarnation=self._incarnation,
+            ordinal=listed.ordinal,
         )
 
 

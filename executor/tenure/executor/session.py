@@ -352,7 +352,8 @@ class Session:
         """Without a broker, and while it is not usable, wait for assignments at the coordinator."""
         around, seen = self._around, ""
         while True:
-            if (not around.settings.no_broker and around.broker_condition.usable) or work.draining:
+            needed = around.settings.no_broker or around.broker_condition.in_trouble
+            if not needed or work.draining:
                 await asyncio.sleep(NEWS_PAUSE_SECONDS)
                 continue
             try:

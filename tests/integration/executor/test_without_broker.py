@@ -53,7 +53,7 @@ class Program:
             self.began.append(context.task_id)
             if input.do == "wait":
                 await asyncio.Event().wait()
-            return Done(said=input.do)
+            return Done(said=input.do, number=context.ordinal or 0)
 
 
 @pytest.mark.requirement("OPS-07")
@@ -70,7 +70,7 @@ async def test_without_a_broker_tasks_are_done_and_cancelled(
         await registered(api, "node-1")
         for word in ("one", "two"):
             task_id = await api.submit(type="job", input={"do": word})
-            assert (await result(api, task_id))["output"]["said"] == word
+            assert (await result(api, task_id))["output"] == {"said": word, "number": 1}
         waiting = await api.submit(type="job", input={"do": "wait"})
         await eventually(lambda: waiting in program.began)
         await api.application.post(f"/v1/tasks/{waiting}/cancel")

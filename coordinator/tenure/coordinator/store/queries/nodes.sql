@@ -8,7 +8,7 @@ from tenure.incarnations where tenant = $1 and incarnation = $2::uuid
 -- Attempts of an incarnation that have not ended. $3: at most so many.
 select
     a.task_id::text as task_id, a.attempt_id::text as attempt_id, a.fencing_token, t.type as task_type, a.state,
-    a.dispatch_event_id::text as event_id, t.cancel_requested_at is not null as cancel_requested
+    a.ordinal, a.dispatch_event_id::text as event_id, t.cancel_requested_at is not null as cancel_requested
 from tenure.attempts a
 join tenure.tasks t on t.task_id = a.task_id
 where a.tenant = $1 and a.incarnation = $2::uuid and a.ended_at is null
