@@ -62,6 +62,7 @@ def table() -> tuple[Endpoint, ...]:
                 "flow",
                 "subscriptions",
                 "dead_letters",
+                "topology",
                 "parking",
                 "retention",
                 "limits",

@@ -250,6 +250,7 @@ async def _local_stack() -> AsyncIterator[Finding]:
     prefix = str(content.get("name_prefix", DEFAULT_PREFIX))
     async for finding in _broker(str(content["broker_url"]), prefix, may_declare=True):
         yield finding
+    yield await _queues(str(content["url"]), str(content["tokens"]["operator"]))
     for role, token in content["tokens"].items():
         async for finding in _http(str(content["url"]), str(token), role):
             yield finding
@@ -323,6 +324,29 @@ async def _http(url: str, token: str, role: str) -> AsyncIterator[Finding]:
         )
         return
     yield _token(check, role, answer.status_code, answer.text)
+
+
+async def _queues(url: str, token: str) -> Finding:
+    """What is on the broker beside what must be there, as the coordinator finds it."""
+    with needs("cli"):
+        import httpx2
+
+    headers = {"authorization": f"Bearer {token}"}
+    try:
+        async with httpx2.AsyncClient(base_url=url, timeout=_HTTP_SECONDS) as client:
+            answer = await client.get("/v1/topology", headers=headers)
+            findings = answer.json()["findings"] if answer.status_code == 200 else None
+    except (httpx2.HTTPError, ValueError, KeyError):
+        findings = None
+    if findings is None:
+        return warn("queues", "cannot be judged now", "Ask again once the coordinator is ready.")
+    wrong = [one for one in findings if one["fitness"] != "ok"]
+    if wrong:
+        # What is only missing is declared within seconds.
+        say = warn if all(one["fitness"] == "missing" for one in wrong) else fail
+        names = ", ".join(f"{one['name']} {one['fitness']}" for one in wrong[:5])
+        return say("queues", names, "Run `tenure topology check`.")
+    return ok("queues", f"{len(findings)} exchanges and queues are as they must be")
 
 
 def _readiness(url: str, status: int, text: str) -> Finding:

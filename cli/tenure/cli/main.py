@@ -113,6 +113,7 @@ def build_app(words: "Sequence[str]" = ()) -> "App":
     add("authority:recover", "recover", "Make a restored database the authority.")
     add("intake:app", "intake", "See what was enqueued.")
     add("subscriptions:app", "subscription", "See and state which events reach which queue.")
+    add("topology:app", "topology", "Compare the broker with what must be on it.")
     add("dead_letters:app", "dead-letter", "See what queues gave up, and send it again.")
     add("outbox:app", "outbox", "See how far publishing is, and publish once more.")
     add("retention:app", "retention", "See and set how long what has ended is kept.")

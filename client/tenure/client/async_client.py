@@ -14,6 +14,7 @@ from tenure.client.settings import (
     DEFAULT_URL,
     connection_from_environment,
 )
+from tenure.contract.broker_report import TopologyRepair, TopologyReport
 from tenure.contract.bulk import BulkReply, BulkRequest
 from tenure.contract.dead_letters import (
     DeadLetterDetail,
@@ -532,6 +533,14 @@ class AsyncClient:
     async def skip_parked(self, request: ParkedSkip) -> ParkedAsked:
         """Have parked messages never published: for operators."""
         return await self._http.run(calls.send("/v1/outbox/parked/skip", request, ParkedAsked))
+
+    async def topology(self) -> TopologyReport:
+        """What is on the broker beside what must be there."""
+        return await self._http.run(calls.read("/v1/topology", TopologyReport, {}))
+
+    async def apply_topology(self, repair: TopologyRepair) -> TopologyReport:
+        """Declare what is missing on the broker, and replace what is named: for operators."""
+        return await self._http.run(calls.send("/v1/topology/apply", repair, TopologyReport))
 
     async def outbox(self) -> OutboxStatus:
         """How far publishing is behind the log."""

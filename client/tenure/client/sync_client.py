@@ -14,6 +14,7 @@ from tenure.client.settings import (
     DEFAULT_URL,
     connection_from_environment,
 )
+from tenure.contract.broker_report import TopologyRepair, TopologyReport
 from tenure.contract.bulk import BulkReply, BulkRequest
 from tenure.contract.dead_letters import (
     DeadLetterDetail,
@@ -529,6 +530,14 @@ class Client:
     def skip_parked(self, request: ParkedSkip) -> ParkedAsked:
         """Have parked messages never published: for operators."""
         return self._http.run(calls.send("/v1/outbox/parked/skip", request, ParkedAsked))
+
+    def topology(self) -> TopologyReport:
+        """What is on the broker beside what must be there."""
+        return self._http.run(calls.read("/v1/topology", TopologyReport, {}))
+
+    def apply_topology(self, repair: TopologyRepair) -> TopologyReport:
+        """Declare what is missing on the broker, and replace what is named: for operators."""
+        return self._http.run(calls.send("/v1/topology/apply", repair, TopologyReport))
 
     def outbox(self) -> OutboxStatus:
         """How far publishing is behind the log."""

@@ -39,6 +39,7 @@ from tenure.coordinator.api.retention import RetentionPolicy
 from tenure.coordinator.api.routes import Handlers, application, endpoints
 from tenure.coordinator.api.scheduling import Scheduling
 from tenure.coordinator.api.subscriptions import SubscriptionControl
+from tenure.coordinator.api.topology import TopologyControl
 from tenure.coordinator.api.words import Words
 from tenure.coordinator.authority import Authority
 from tenure.coordinator.broker import Broker
@@ -157,6 +158,7 @@ class Coordinator:
             subscriptions=Subscriptions(self._reader(nodes)).queues,
             condition=self._broker_condition,
             dead_letters=box,
+            heard=node_reads.heard_queues,
         )
         self._authority.on_commit(self.metrics.happened)
         self._authority.on_commit(log_ends)
@@ -294,6 +296,7 @@ class Coordinator:
             retention=RetentionPolicy(RetentionReads(self._reader(people)), self._retention),
             limits=LimitControl(StatedLimits(self._reader(people))),
             replays=ReplayControl(Replays(self._reader(people)), name_prefix=settings.name_prefix),
+            topology=TopologyControl(self._broker),
             healthz=_alive,
             readyz=self._ready,
             metrics=self._metrics,

@@ -8,7 +8,7 @@ so that a broker that was wiped, or away when a node registered, gets everything
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 from uuid import uuid4
@@ -31,6 +31,7 @@ from aiormq.exceptions import (
 )
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
+from tenure.contract.broker_report import TopologyFinding
 from tenure.contract.events import CONTENT_TYPE, EVENT_ID_HEADER
 from tenure.contract.states import EntityType
 from tenure.contract.topology import (
@@ -52,17 +53,22 @@ from tenure.coordinator.errors import (
 from tenure.coordinator.health import Condition
 from tenure.coordinator.store.dead_letters import CameBack
 from tenure.coordinator.store.subscriptions import SubscriptionQueue
+from tenure.coordinator.topology import examine, replace, wanted_queues
 from tenure.settings.addresses import Address, asked
 from tenure.settings.tls import tls_fault
 
 log = structlog.get_logger()
 
 OPERATION_SECONDS: Final = 5.0
+DELETE_SECONDS: Final = 15.0
+"""A queue without a leader takes some seconds to go."""
 COMPARE_SECONDS: Final = 5.0
 """How often the queues are compared with the database."""
 COMPARISONS_PER_CHECK: Final = 3
 """Every so many comparisons all queues are declared again, whatever was declared before."""
 DECLARE_WAIT_SECONDS: Final = 1.0
+LONELY_SECONDS: Final = 30.0
+"""A node that is heard and for so long no consumer of its queue cannot consume it: see _tend."""
 _BACK_OFF_CAP_SECONDS: Final = 5.0
 
 _Lost = (AMQPError, OSError, TimeoutError, RuntimeError)
@@ -82,10 +88,12 @@ class Broker:
         condition: Condition,
         dead_letters: DeadLetterBox,
         compare_seconds: float = COMPARE_SECONDS,
+        heard: Callable[[], Awaitable[frozenset[str]]],
+        lonely_seconds: float = LONELY_SECONDS,
     ) -> None:
         """``queues``: names of node queues, True for one that must exist, False for one that may
         go; ``subscriptions``: theirs, and how they are bound. ``dead_letters`` gets
-        what came back."""
+        what came back. ``heard``: queues of nodes that were heard a moment ago."""
         self._url = url
         self._name_prefix = name_prefix
         self._queues = queues
@@ -93,6 +101,9 @@ class Broker:
         self._condition = condition
         self._dead_letters = dead_letters
         self._compare_seconds = compare_seconds
+        self._heard = heard
+        self._lonely_seconds = lonely_seconds
+        self._lonely_since: dict[str, float] = {}
         self._connection: AbstractConnection | None = None
         self._channel: AbstractChannel | None = None
         self._one_at_a_time = asyncio.Lock()
@@ -167,10 +178,38 @@ class Broker:
                 finally:
                     await channel.close()
         except _Lost as error:
-            raise Unavailable(
-                f"The broker cannot be used now: {str(error) or type(error).__name__}."
-            ) from error
+            raise _unusable(error) from error
         return True
+
+    async def examine(self) -> tuple[TopologyFinding, ...]:
+        """Everything that must be on the broker, compared with what is. Raises Unavailable."""
+        return (await self._examined())[1]
+
+    async def mend(self, replaced: Sequence[str]) -> tuple[TopologyFinding, ...]:
+        """Declare what is missing, replace what is named, state every binding; then as ``examine``.
+
+        Raises Unavailable.
+        """
+        connection, findings = await self._examined()
+        try:
+            await replace(connection, findings, replaced)
+            self._declared.clear()
+            self._kept.clear()
+            await self._declare_shared(connection)
+            await self._compare()
+        except _Lost as error:
+            raise _unusable(error) from error
+        return (await self._examined())[1]
+
+    async def _examined(self) -> tuple[AbstractConnection, tuple[TopologyFinding, ...]]:
+        queues = wanted_queues(self._name_prefix, await self._queues(), await self._subscriptions())
+        try:
+            if self._connection is None:
+                raise ConnectionError("not connected")
+            connection = self._connection
+            return connection, await examine(connection, self._name_prefix, queues)
+        except _Lost as error:
+            raise _unusable(error) from error
 
     def on_commit(self, events: Sequence[Happened]) -> None:
         """Nodes came or went: compare soon."""
@@ -255,6 +294,33 @@ class Broker:
                 await self._declare(queue)
             elif not needed and queue not in self._deleted:
                 await self._delete(queue)
+        await self._tend(queues)
+
+    async def _tend(self, queues: Mapping[str, bool]) -> None:
+        """Make queues anew that their nodes cannot consume.
+
+        A quorum queue whose broker was killed within a moment of its declaration may come back
+        without a leader: it can be declared and deleted, and nothing else. Its node is heard and
+        never becomes its consumer. What was in it is sent again by the reconciler.
+        """
+        now = asyncio.get_running_loop().time()
+        self._lonely_since = {
+            queue: since for queue, since in self._lonely_since.items() if queues.get(queue)
+        }
+        due = [
+            queue
+            for queue, since in self._lonely_since.items()
+            if now - since >= self._lonely_seconds
+        ]
+        if not due:
+            return
+        heard = await self._heard()
+        for queue in due:
+            del self._lonely_since[queue]
+            if queue in heard:
+                log.warning("queue is made anew: its node cannot consume it", queue=queue)
+                await self._delete(queue)
+                await self._declare(queue)
 
     async def _compare_subscriptions(self) -> None:
         """The same for subscriptions, each of which is looked at once in a while."""
@@ -284,7 +350,14 @@ class Broker:
     async def _declare(self, queue: str) -> None:
         async with self._one_at_a_time:
             channel = await self._usable_channel(self._connection)
-            await self._declared_with(channel, queue, node_queue_arguments(self._name_prefix))
+            found = await self._declared_with(
+                channel, queue, node_queue_arguments(self._name_prefix)
+            )
+            if found is None or found.declaration_result.consumer_count:
+                self._lonely_since.pop(queue, None)
+            else:
+                now = asyncio.get_running_loop().time()
+                self._lonely_since.setdefault(queue, now)
             self._declared.add(queue)
             self._deleted.discard(queue)
 
@@ -306,7 +379,7 @@ class Broker:
     async def _delete(self, queue: str) -> None:
         async with self._one_at_a_time:
             channel = await self._usable_channel(self._connection)
-            await channel.queue_delete(queue, timeout=OPERATION_SECONDS)
+            await channel.queue_delete(queue, timeout=DELETE_SECONDS)
             self._deleted.add(queue)
             self._declared.discard(queue)
             # Said to few: it is done again after each connection, also where there was no queue.
@@ -346,6 +419,10 @@ def refusal(error: BaseException) -> BrokerError:
         f"No connection to the broker: {reason}.",
         next_step="Check the address, and that the broker runs.",
     )
+
+
+def _unusable(error: BaseException) -> Unavailable:
+    return Unavailable(f"The broker cannot be used now: {str(error) or type(error).__name__}.")
 
 
 def _cancelled_by_us() -> bool:

@@ -76,6 +76,7 @@ from tenure.coordinator.api.retention import RetentionPolicy, retention_endpoint
 from tenure.coordinator.api.scheduling import Scheduling
 from tenure.coordinator.api.scheduling_routes import scheduling_endpoints
 from tenure.coordinator.api.subscriptions import SubscriptionControl, subscription_endpoints
+from tenure.coordinator.api.topology import TopologyControl, topology_endpoints
 from tenure.coordinator.errors import RequestRefused
 from tenure.coordinator.identities import Role
 
@@ -98,6 +99,7 @@ class Handlers:
     flow: FlowControl
     subscriptions: SubscriptionControl
     dead_letters: DeadLetterControl
+    topology: TopologyControl
     parking: ParkingControl
     retention: RetentionPolicy
     limits: LimitControl
@@ -368,6 +370,7 @@ def endpoints(
         *flow_endpoints(handlers.flow, gate=application_gate),
         *subscription_endpoints(handlers.subscriptions, gate=application_gate),
         *dead_letter_endpoints(handlers.dead_letters, gate=application_gate),
+        *topology_endpoints(handlers.topology, gate=application_gate),
         *parking_endpoints(handlers.parking, gate=application_gate),
         *retention_endpoints(handlers.retention, gate=application_gate),
         *limit_endpoints(handlers.limits, gate=application_gate),

@@ -66,6 +66,7 @@ from tenure.coordinator.store.views import (
 )
 
 MAX_NODES: Final = 10_000
+HEARD_SECONDS: Final = 15.0
 MAX_REVIEWS: Final = 100
 MAX_RENEWALS: Final = 1000
 MAX_ASSIGNMENTS: Final = 100_000
@@ -342,6 +343,11 @@ class Reads:
         """Queues of nodes of all tenants: True when it must exist, False when it may be deleted."""
         rows = await self._reader.fetch(_NODES["queues"])
         return {row["queue"]: bool(row["needed"]) for row in rows}
+
+    async def heard_queues(self) -> frozenset[str]:
+        """Queues of nodes that were heard a moment ago, and were there before."""
+        rows = await self._reader.fetch(_NODES["heard_queues"], HEARD_SECONDS)
+        return frozenset(row["queue"] for row in rows)
 
     async def outbox(self) -> OutboxStatus:
         """How far publishing is behind; at most 10,000 rows are counted for each shard."""

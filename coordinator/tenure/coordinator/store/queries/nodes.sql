@@ -110,3 +110,11 @@ select
 from tenure.incarnations i
 where i.queue <> '' and (
     i.state <> 'gone' or i.ended_at > clock_timestamp() - interval '25 hours')
+
+-- name: heard_queues
+-- Of nodes that were heard within $1 seconds and are their queues' consumers for longer.
+select i.queue
+from tenure.incarnations i
+where i.state <> 'gone'
+    and i.last_seen_at > clock_timestamp() - make_interval(secs => $1::float8)
+    and i.registered_at < clock_timestamp() - make_interval(secs => $1::float8)
