@@ -3,8 +3,7 @@ a proxy that can be poisoned, and the witness beside them."""
 
 import asyncio
 import json
-import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +18,11 @@ from tenure.contract import topology
 from tests.support.coordinator import TOKENS
 from tests.support.downstream import Downstream, downstream
 from tests.support.isolation import FreshDatabase
-from tests.support.toxic import ToxicProxy, toxic
-from tests.trials.balancer import Balancer, balancing
 from tests.trials.processes import COORDINATOR, EXECUTOR, Program
 from tests.trials.program import DOWNSTREAM
 from tests.trials.relay import READY, STRUCK
 from tests.trials.stack import token
+from tests.trials.wires import Wires, wires
 from tests.trials.witness import BOOK, BROKER, EXCHANGE, QUEUE, Book
 
 COORDINATORS, RELAYS, EXECUTORS, SLOTS = 2, 3, 2, 64
@@ -35,10 +33,12 @@ RELAY_ROWS: Final = 4_096
 
 @dataclass(frozen=True)
 class Servers:
-    """What everything stands on."""
+    """What everything stands on. ``receiver`` holds what executors write, and is left alone but for
+    the wire to it."""
 
     postgres: PrivatePostgres
     rabbitmq: PrivateRabbitmq
+    receiver: PrivatePostgres
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,7 @@ class Stack:
     servers: Servers
     database: FreshDatabase
     receiver: Downstream
-    balancer: Balancer
-    wires: Mapping[str, ToxicProxy]
+    wires: Wires
     coordinators: Sequence[Program]
     relays: Sequence[Program]
     executors: Sequence[Program]
@@ -69,9 +68,9 @@ class Stack:
         """Of each relay that died when told to: how many publishes had no answer."""
         return [int(line.split()[1]) for line in self.struck.read_text("utf-8").splitlines()]
 
-    def relays_ready(self) -> set[int]:
-        """Processes that can be told to die."""
-        return {int(line) for line in self.ready.read_text("utf-8").splitlines()}
+    def relays_ready(self) -> list[int]:
+        """Processes that could be told to die at some time, the oldest first."""
+        return [int(line) for line in self.ready.read_text("utf-8").splitlines()]
 
     async def value(self, question: str) -> int:
         """What the authority's database says, on a connection of its own: it may have died."""
@@ -83,9 +82,7 @@ class Stack:
 
 
 @asynccontextmanager
-async def stack(
-    servers: Servers, database: FreshDatabase, folder: Path, chance: random.Random
-) -> AsyncIterator[Stack]:
+async def stack(servers: Servers, database: FreshDatabase, folder: Path) -> AsyncIterator[Stack]:
     """All processes, started and kept."""
     prefix = topology.DEFAULT_PREFIX
     broker_url = servers.rabbitmq.url()
@@ -94,34 +91,36 @@ async def stack(
         for reservation in reserved:
             around.callback(reservation.release)
         ports = [reservation.port for reservation in reserved]
-        receiver = await around.enter_async_context(downstream(database.admin_url))
-        balancer = await around.enter_async_context(
-            balancing(ports, chance, lost=0.002, twice=0.002)
+        receiver = await around.enter_async_context(downstream(servers.receiver.url()))
+        http = [f"http://{LOOPBACK}:{port}" for port in ports]
+        laid = await around.enter_async_context(
+            wires(
+                {
+                    "coordinator to database": [database.coordinator_url],
+                    "coordinator to broker": [broker_url],
+                    "relay to database": [database.relay_url],
+                    "relay to broker": [broker_url],
+                    "executor to coordinator": http,
+                    "executor to broker": [broker_url],
+                    "executor to downstream": [receiver.writer_url],
+                    "application to coordinator": http,
+                }
+            )
         )
-        wires = {
-            name: await around.enter_async_context(toxic(url))
-            for name, url in {
-                "coordinator to database": database.coordinator_url,
-                "coordinator to broker": broker_url,
-                "relay to database": database.relay_url,
-                "relay to broker": broker_url,
-                "executor to coordinator": balancer.url,
-                "executor to broker": broker_url,
-                "executor to downstream": receiver.writer_url,
-            }.items()
-        }
         coordinators = [
             Program(
                 f"coordinator-{number}",
                 COORDINATOR,
                 {
-                    "TENURE_DATABASE_URL": wires["coordinator to database"].url,
-                    "TENURE_BROKER_URL": wires["coordinator to broker"].url,
+                    "TENURE_DATABASE_URL": laid.urls["coordinator to database"],
+                    "TENURE_BROKER_URL": laid.urls["coordinator to broker"],
                     "TENURE_LISTEN": f"{LOOPBACK}:{port}",
                     "TENURE_TOKENS": json.dumps(TOKENS),
                     "TENURE_LEASE_SECONDS": str(LEASE_SECONDS),
                     "TENURE_CLOCK_TOLERANCE_SECONDS": "0.3",
                     "TENURE_NODE_SILENCE_SECONDS": "3",
+                    "TENURE_RETRY_BASE_SECONDS": "0.2",
+                    "TENURE_RETRY_CAP_SECONDS": "2",
                 },
                 folder / f"coordinator-{number}.log",
             )
@@ -135,9 +134,9 @@ async def stack(
                 f"relay-{number}",
                 ("-m", "tests.trials.relay"),
                 {
-                    "TENURE_DATABASE_URL": wires["relay to database"].url,
-                    "TENURE_BROKER_URL": wires["relay to broker"].url,
-                    "TENURE_RELAY_CLAIM_SECONDS": "1",
+                    "TENURE_DATABASE_URL": laid.urls["relay to database"],
+                    "TENURE_BROKER_URL": laid.urls["relay to broker"],
+                    "TENURE_RELAY_CLAIM_SECONDS": "2",
                     "TENURE_RELAY_CONFIRM_TIMEOUT_SECONDS": "3",
                     "TENURE_RELAY_WINDOW_ROWS": str(RELAY_ROWS),
                     READY: str(ready),
@@ -152,15 +151,17 @@ async def stack(
                 f"node-{number}",
                 EXECUTOR,
                 {
-                    "TENURE_BROKER_URL": wires["executor to broker"].url,
-                    "TENURE_URL": wires["executor to coordinator"].url,
+                    "TENURE_BROKER_URL": laid.urls["executor to broker"],
+                    "TENURE_URL": laid.urls["executor to coordinator"],
                     "TENURE_TOKEN": token("fleet"),
                     "TENURE_STATE_DIR": str(folder / f"node-{number}"),
                     "TENURE_NODE": f"node-{number}",
                     "TENURE_SLOTS": str(SLOTS),
                     "TENURE_COMPARISON_SECONDS": "1",
                     "TENURE_DRAIN_SECONDS": "5",
-                    DOWNSTREAM: wires["executor to downstream"].url,
+                    DOWNSTREAM: laid.urls["executor to downstream"],
+                    # What aio-pika leaves behind where a loop has ended; nothing depends on it.
+                    "PYTHONWARNINGS": "ignore:coroutine 'Connection.close':RuntimeWarning",
                 },
                 folder / f"node-{number}.log",
             )
@@ -181,7 +182,7 @@ async def stack(
             folder / "witness.log",
         )
         made = Stack(
-            servers, database, receiver, balancer, wires, coordinators, relays, executors,
+            servers, database, receiver, laid, coordinators, relays, executors,
             witness, book, ready, struck, exchange,
         )  # fmt: skip
         keeping = [asyncio.create_task(program.keep()) for program in made.programs]

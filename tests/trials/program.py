@@ -55,7 +55,8 @@ def executor(downstream: str) -> Executor:
         async with SqlGuard(downstream) as guard:
             yield guard
 
-    @app.task(ROW, effects="guarded", guards=lambda guard: [guard])
+    # A receiver that is out of reach for a while is no reason to give up.
+    @app.task(ROW, effects="guarded", guards=lambda guard: [guard], max_attempts=1000)
     async def row(input: Work, context: Context[SqlGuard]) -> Done:
         await asyncio.sleep(input.seconds)
         async with context.resources.transaction(context, operation="row") as effect:

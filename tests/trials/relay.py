@@ -1,8 +1,9 @@
 """A relay that can be told to die with publishes in flight: SIGUSR1, and it kills itself behind a
 publish of which it has written the frames and seen no confirm.
 
-``READY`` is a file that grows by a line with each process that hears the signal, ``STRUCK`` one
-that grows with each such end: the process, and how many publishes had no answer.
+``READY`` is a file that grows by a line with each process that has moved a cursor, so that each
+life brings the whole a step on; ``STRUCK`` one that grows with each such end: the process, and how
+many publishes had no answer.
 """
 
 import asyncio
@@ -24,12 +25,17 @@ class WhenTold:
 
     parts: app.Parts
 
-    def __init__(self, struck: Path) -> None:
+    def __init__(self, ready: Path, struck: Path) -> None:
         self.told = False
+        self._moved = False
+        self._ready = ready
         self._struck = struck
 
     async def reach(self, point: FaultPoint, subject: str = "") -> None:
         """Ends the process behind a publish, if any of it has no answer."""
+        if point is FaultPoint.AFTER_CURSOR_MOVE and not self._moved:
+            self._moved = True
+            _note(self._ready)
         if not self.told or point is not FaultPoint.AFTER_PUBLISH:
             return
         for _ in range(3):  # aiormq's writer gets its turn
@@ -53,7 +59,7 @@ async def main() -> None:
     """Until SIGTERM, or the strike."""
     settings = load_settings()
     app.configure_logging(settings)
-    faults = WhenTold(Path(os.environ[STRUCK]))
+    faults = WhenTold(Path(os.environ[READY]), Path(os.environ[STRUCK]))
     faults.parts = parts = app.build(settings, faults)
     stop = asyncio.Event()
 
@@ -67,7 +73,6 @@ async def main() -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, asked_to_stop)
     loop.add_signal_handler(signal.SIGUSR1, asked_to_die)
-    _note(Path(os.environ[READY]))
     await parts.work(stop)
 
 

@@ -4,19 +4,16 @@ import asyncio
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from tenure.cli.local import processes
-from tests.support.toxic import Side, ToxicProxy
 from tests.trials.chaos_plan import Act
 from tests.trials.chaos_stack import Stack
 from tests.trials.processes import Program
 from tests.trials.strikes import Planned
+from tests.trials.wires import Poison
 
-SLOW_SECONDS: Final = 0.15
-"""What a slow wire adds to each direction."""
 REPUBLISHING: Final = frozenset({Act.SUSPEND_RELAY, Act.KILL_DATABASE, Act.RESTART_BROKER,
                                  Act.SUSPEND_BROKER})  # fmt: skip
 """What makes relays publish again what they had published, for each of them once at most; so does
@@ -49,7 +46,8 @@ class Weather:
         act = Act(one.act)
         match act:
             case Act.KILL_RELAY:
-                await self._kill_relay(one)
+                if not self._kill_relay():
+                    return
             case Act.KILL_EXECUTOR:
                 (await self._one_of(self.stack.executors, one.victim)).kill()
             case Act.KILL_COORDINATOR:
@@ -69,17 +67,18 @@ class Weather:
         self.done[act.value] += 1
         self.republishing += act in REPUBLISHING
 
-    async def _kill_relay(self, one: Planned) -> None:
-        """One that hears it, and was not told before."""
-        while True:
-            ready = self.stack.relays_ready() - self._told
-            for number in range(len(self.stack.relays)):
-                victim = self.stack.relays[(one.victim + number) % len(self.stack.relays)]
-                if victim.runs and not victim.suspended and victim.pid in ready:
-                    self._told.add(victim.pid)
-                    victim.end_by(signal.SIGUSR1)
-                    return
-            await asyncio.sleep(0.05)
+    def _kill_relay(self) -> bool:
+        """Of those that hear it, the one that has lived longest; False when there is none. Waiting
+        for one would end each relay as soon as it is of use."""
+        ready = [pid for pid in self.stack.relays_ready() if pid not in self._told]
+        living = {relay.pid: relay for relay in self.stack.relays
+                  if relay.runs and not relay.suspended}  # fmt: skip
+        for pid in ready:
+            if pid in living:
+                self._told.add(pid)
+                living[pid].end_by(signal.SIGUSR1)
+                return True
+        return False
 
     async def _suspend(self, programs: Sequence[Program], one: Planned) -> None:
         victim = await self._one_of(programs, one.victim)
@@ -124,39 +123,15 @@ class Weather:
 
     async def _poison(self, act: Act, one: Planned) -> bool:
         """False when that wire is poisoned already."""
-        name = list(self.stack.wires)[one.victim % len(self.stack.wires)]
+        names = list(self.stack.wires.urls)
+        name = names[one.victim % len(names)]
         if name in self._busy:
             return False
         self._busy.add(name)
         try:
-            await _poison(self.stack.wires[name], act, one.seconds)
+            await self.stack.wires.poison(name, Poison(act.value), one.seconds)
         finally:
             self._busy.discard(name)
         self.poisoned[f"{act.value}: {name}"] += 1
         self.republishing += name.startswith("relay")
         return True
-
-
-async def _poison(wire: ToxicProxy, act: Act, seconds: float) -> None:
-    directions = (wire.to_server, wire.to_client)
-    match act:
-        case Act.CUT:
-            wire.cut()
-        case Act.HALF_OPEN:
-            wire.leave_half_open(Side.SERVER)
-        case Act.FREEZE:
-            wire.freeze()
-            await asyncio.sleep(seconds)
-            wire.thaw()
-        case Act.SLOW:
-            for direction in directions:
-                direction.latency_seconds = SLOW_SECONDS
-            await asyncio.sleep(seconds)
-            for direction in directions:
-                direction.latency_seconds = 0.0
-        case Act.DROP_ANSWERS:
-            wire.to_client.dropping = True
-            await asyncio.sleep(seconds)
-            with suppress(OSError):
-                wire.cut()  # what follows would be read in the middle of something
-            wire.to_client.dropping = False
