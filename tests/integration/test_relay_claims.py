@@ -280,12 +280,15 @@ async def test_reads_use_indexes_on_a_log_that_was_never_analysed(
             ("follow", "0, array[0, 1]::smallint[], 10, 10"),
             ("read", f"{shards}, {numbers}, {numbers}, {numbers}"),
             ("lag", "10"),
+            ("held", shards),
+            ("due", f"{shards}, 10, 10, 10"),
         ):
             await relay.execute(f"prepare {name} as {queries[name]}")
             plan = await relay.fetch(f"explain execute {name}({arguments})")
             text = "\n".join(line[0] for line in plan)
             assert "Index" in text
             assert "Seq Scan on log" not in text
+            assert "Seq Scan on parked" not in text
 
 
 async def test_a_database_without_the_schema_is_told_apart_from_one_that_is_away(
