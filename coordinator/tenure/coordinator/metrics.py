@@ -195,6 +195,9 @@ class Metrics:
         self._lag_seconds = self._gauge(
             "tenure_outbox_oldest_seconds", "Age of the oldest row not published yet.", ()
         )
+        self._parked = self._gauge(
+            "tenure_outbox_parked", "Messages that could not be published and are set aside.", ()
+        )
 
     # What the HTTP side tells
 
@@ -333,6 +336,7 @@ class Metrics:
         self._misplaced.set(figures.log_rows_beyond_partitions)
         self._lag_rows.set(figures.lag_rows)
         self._lag_seconds.set(figures.oldest_unpublished_seconds)
+        self._parked.set(figures.parked)
 
     def text(self) -> bytes:
         """Everything, in the text format of Prometheus."""

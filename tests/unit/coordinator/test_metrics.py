@@ -43,6 +43,7 @@ FIGURES = Figures(
     log_bytes=8192,
     log_rows_beyond_partitions=0,
     oldest_unpublished_seconds=0,
+    parked=0,
     intake_waiting=0,
     intake_refused=0,
     oldest_intake_seconds=0,

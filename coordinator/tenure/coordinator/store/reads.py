@@ -485,6 +485,7 @@ class Reads:
             log_bytes=size["bytes"],
             log_rows_beyond_partitions=size["misplaced"],
             oldest_unpublished_seconds=views.oldest(shards),
+            parked=sum(row["parked"] for row in shards),
             intake_waiting=intake["waiting"],
             intake_refused=intake["refused"],
             oldest_intake_seconds=intake["oldest_seconds"],

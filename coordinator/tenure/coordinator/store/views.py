@@ -98,6 +98,7 @@ class Figures:
     log_bytes: int
     log_rows_beyond_partitions: int
     oldest_unpublished_seconds: float
+    parked: int
     intake_waiting: int
     intake_refused: int
     oldest_intake_seconds: float
