@@ -507,7 +507,6 @@ async def test_a_request_whose_answer_was_lost_is_repeated_and_acted_on_once(
 async def test_a_receiver_that_is_away_until_the_authority_ends_leaves_the_outcome_unknown() -> (
     None
 ):
-    context = attempt(remaining_seconds=0.5)
     async with (
         serving(Shop()) as url,
         toxic(url) as proxy,
@@ -516,7 +515,8 @@ async def test_a_receiver_that_is_away_until_the_authority_ends_leaves_the_outco
         proxy.refuse_connections = True
         guard = HttpGuard(client)
         with pytest.raises(GuardUnavailable):
-            await guard.raise_fence(context)
+            await guard.raise_fence(attempt())
+        context = attempt(remaining_seconds=1.0)
         with pytest.raises(CommitUnknown):
             await guard.post(context, "/orders", operation="order")
 

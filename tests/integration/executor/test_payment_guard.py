@@ -165,7 +165,7 @@ async def test_a_gateway_that_is_away_leaves_the_outcome_to_the_next_attempt(
     await once.trouble(lost=100)
     try:
         with pytest.raises(CommitUnknown):
-            await payments(once, record).pay(first(seconds=0.3), operation="charge", request=ORDER)
+            await payments(once, record).pay(first(seconds=1.0), operation="charge", request=ORDER)
     finally:
         await once.trouble()
 

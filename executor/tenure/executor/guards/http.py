@@ -90,7 +90,7 @@ class HttpGuard:
             exchange = _Exchange(context, operation, effect.id)
             given = options.pop("headers", None)
             while True:
-                context.check_authority()
+                exchange.check_authority()
                 try:
                     response = await self._client.request(
                         method,
@@ -152,7 +152,7 @@ class BlockingHttpGuard:
             exchange = _Exchange(context, operation, effect.id)
             given = options.pop("headers", None)
             while True:
-                context.check_authority()
+                exchange.check_authority()
                 try:
                     response = self._client.request(
                         method,
@@ -190,6 +190,19 @@ class _Exchange:
         headers = httpx2.Headers(given)
         headers.update(fencing_headers(self.context, key=self.key))
         return headers
+
+    def check_authority(self) -> None:
+        """Before each try. Raises AuthorityOver before the first, CommitUnknown after one."""
+        try:
+            self.context.check_authority()
+        except AuthorityOver as over:
+            if self.tries == 0:
+                raise
+            raise CommitUnknown(
+                f"the authority ended before {self.operation!r} was answered. It may have been"
+                " done.",
+                next_step=_REPEAT,
+            ) from over
 
     def unanswered(self, error: Exception) -> float:
         """Seconds until the next try. Raises CommitUnknown when there is none."""

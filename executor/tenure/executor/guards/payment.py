@@ -28,6 +28,7 @@ from pydantic import BaseModel
 from tenure.executor.context import Context
 from tenure.executor.core.paying import Asked, Known, Step, next_step
 from tenure.executor.errors import (
+    AuthorityOver,
     CommitUnknown,
     EffectConflict,
     ExecutorError,
@@ -177,7 +178,7 @@ class PaymentGuard(Generic[RequestT, ReceiptT]):
                     )
                 case _:
                     pass
-            context.check_authority()
+            _check_authority(context, operation, tries)
             try:
                 if step is Step.QUERY:
                     found = await self._gateway.query(payment_id)
@@ -198,6 +199,20 @@ class PaymentGuard(Generic[RequestT, ReceiptT]):
             except Exception as error:  # noqa: BLE001 - the gateway's: whatever it is, no answer
                 tries += 1
                 await _pause(context, operation, tries, error)
+
+
+def _check_authority(context: Context[Any], operation: str, tries: int) -> None:
+    """Raises AuthorityOver before the first question, CommitUnknown after one without answer."""
+    try:
+        context.check_authority()
+    except AuthorityOver as over:
+        if tries == 0:
+            raise
+        raise CommitUnknown(
+            f"the authority ended before the gateway had answered {operation!r}. It may have been"
+            " done.",
+            next_step="The next attempt asks before it sends.",
+        ) from over
 
 
 async def _pause(context: Context[Any], operation: str, tries: int, error: Exception) -> None:
