@@ -15,8 +15,9 @@ from typing import Final
 
 from tenure.cli.local.ports import LOOPBACK
 
-ANSWER_SECONDS: Final = 2.5
-"""How long a coordinator may take; then the caller is left without an answer."""
+ANSWER_SECONDS: Final = 4.0
+"""How long a coordinator may take beyond the wait that a request asks for; then the caller is left
+without an answer."""
 AVOIDED_SECONDS: Final = 1.0
 """How long a coordinator that did not answer is asked last."""
 _LIMIT: Final = 2**24
@@ -34,6 +35,7 @@ class Request:
 
     method: str
     path: str
+    query: str
     raw: bytes
     body: bytes
 
@@ -42,6 +44,12 @@ class Request:
         """The node that it is about, where it is an executor's."""
         words = self.path.split("/")
         return words[3] if self.path.startswith("/v1/nodes/") else None
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long its answer may be waited for."""
+        asked = [one.partition("=") for one in self.query.split("&")]
+        return sum(float(value) for name, _, value in asked if name == "wait")
 
     @property
     def reports(self) -> list[str]:
@@ -99,6 +107,7 @@ class Balancer:
         self.ports = list(ports)
         self.suspended: set[int] = set()
         self._suspended_at: dict[int, float] = {}
+        self._served_at: dict[str | int, float] = {}
         self._chance = chance
         self._lost, self._twice = lost, twice
         self._avoided: dict[int, float] = {}
@@ -130,6 +139,10 @@ class Balancer:
     def resume(self, port: int) -> None:
         """It goes on."""
         self.suspended.discard(port)
+
+    def serves_since(self, who: str | int, since: float) -> bool:
+        """Whether a node, or the coordinator on a port, has had part in an answer since then."""
+        return self._served_at.get(who, 0.0) > since
 
     async def start(self) -> None:
         """Listen on a free port."""
@@ -204,7 +217,7 @@ class Balancer:
             stood_still = port in self.suspended
             repeated = self.books.asked(request)
             try:
-                async with asyncio.timeout(ANSWER_SECONDS):
+                async with asyncio.timeout(ANSWER_SECONDS + request.wait_seconds):
                     writer.write(request.raw)
                     status, raw, body = await _read_response(reader)
             except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
@@ -213,8 +226,15 @@ class Balancer:
                 raise NoAnswer from error
             finally:
                 writer.transport.abort()
-            if not stood_still and self._suspended_at.get(port, 0) < began:
+            if (
+                not stood_still
+                and not request.wait_seconds
+                and self._suspended_at.get(port, 0) < began
+            ):
                 self._measure(loop.time() - began)
+            self._served_at[port] = loop.time()
+            if request.node is not None:
+                self._served_at[request.node] = began
             self.books.answered(repeated, request, status, body)
             return raw
         await asyncio.sleep(0.1)  # none is there: a caller that comes again at once helps nobody
@@ -238,7 +258,8 @@ async def _read_request(reader: asyncio.StreamReader) -> Request:
     head = await reader.readuntil(b"\r\n\r\n")
     method, path, _ = head.split(b"\r\n", 1)[0].decode("ascii").split(" ")
     body = await reader.readexactly(_length(head) or 0)
-    return Request(method, path.partition("?")[0], head + body, body)
+    path, _, query = path.partition("?")
+    return Request(method, path, query, head + body, body)
 
 
 async def _read_response(reader: asyncio.StreamReader) -> tuple[int, bytes, bytes]:

@@ -29,6 +29,7 @@ class Program:
     log: Path
     kills: int = 0
     suspended: bool = False
+    started_at: float = 0.0
     surprises: list[str] = field(default_factory=list)
     _process: asyncio.subprocess.Process | None = None
     _killed: asyncio.subprocess.Process | None = None
@@ -48,6 +49,7 @@ class Program:
         """Start it, and start it again whenever it has ended, until it is to stop."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
         while not self._over.is_set():
+            self.started_at = asyncio.get_running_loop().time()
             with self.log.open("ab") as log:
                 self._process = process = await asyncio.create_subprocess_exec(
                     sys.executable,

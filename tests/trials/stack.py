@@ -20,7 +20,7 @@ from tests.trials.processes import COORDINATOR, EXECUTOR, RELAY, Program
 from tests.trials.program import DOWNSTREAM
 
 COORDINATORS, EXECUTORS, SLOTS = 3, 6, 12
-LEASE_SECONDS: Final = 3.0
+LEASE_SECONDS: Final = 4.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ async def stack(
                     "TENURE_LISTEN": f"{LOOPBACK}:{port}",
                     "TENURE_TOKENS": json.dumps(TOKENS),
                     "TENURE_LEASE_SECONDS": str(LEASE_SECONDS),
-                    "TENURE_CLOCK_TOLERANCE_SECONDS": "0.3",
+                    "TENURE_CLOCK_TOLERANCE_SECONDS": "0.4",
                     "TENURE_NODE_SILENCE_SECONDS": "2",
                     "TENURE_RETRY_BASE_SECONDS": "0.2",
                     "TENURE_RETRY_CAP_SECONDS": "2",

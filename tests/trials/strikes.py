@@ -72,11 +72,9 @@ class Storm:
         async with asyncio.TaskGroup() as group:
             for one in planned:
                 await _until(began + one.at_seconds)
-                group.create_task(self._strike(one))
+                group.create_task(self._strike(one, await self._victim(one)))
 
-    async def _strike(self, one: Planned) -> None:
-        programs = self.coordinators if one.act.endswith("coordinator") else self.executors
-        victim = await self._victim(programs, one.victim)
+    async def _strike(self, one: Planned, victim: Program) -> None:
         self.done[one.act] += 1
         match one.act:
             case "kill an executor" | "kill a coordinator":
@@ -97,14 +95,27 @@ class Storm:
                 self.balancer.resume(port)
                 victim.resume()
 
-    async def _victim(self, programs: Sequence[Program], first: int) -> Program:
-        """The one that was drawn, or the next that runs: a kill of a dead process is none."""
+    async def _victim(self, one: Planned) -> Program:
+        """The one that was drawn, or the next that is at work: to kill what has not begun to work
+        is nothing. On a slow machine a plan takes longer."""
+        programs = self.coordinators if one.act.endswith("coordinator") else self.executors
         while True:
             for number in range(len(programs)):
-                program = programs[(first + number) % len(programs)]
-                if program.runs and not program.suspended:
+                program = programs[(one.victim + number) % len(programs)]
+                if self._works(program):
                     return program
             await asyncio.sleep(0.05)
+
+    def _works(self, program: Program) -> bool:
+        who: str | int = program.name
+        if program in self.coordinators:
+            who = self.balancer.ports[self.coordinators.index(program)]
+        return (
+            program.runs
+            and not program.suspended
+            and who not in self.balancer.cut_off
+            and self.balancer.serves_since(who, program.started_at)
+        )
 
 
 async def _until(instant: float) -> None:
