@@ -155,6 +155,12 @@ _EVENTS = {
         _OF_NODE, next_state=NodeState.QUARANTINED, reason="its key has leaked"
     ),
     "node gone": replace(_OF_NODE, sequence=3, previous_state=NodeState.DRAINING),
+    "task open, of a trace": replace(
+        _OF_TASK,
+        sequence=1,
+        previous_state=None,
+        traceparent="00-5f0c9a1e7d3b48269c41d0e2f7a8b613-4e1d9c20b7a35f68-01",
+    ),
 }
 
 

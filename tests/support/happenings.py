@@ -57,6 +57,8 @@ async def everything_that_can_happen(bench: Bench) -> None:
     )
     assert (await bench.authority.quarantine(quarantine)).reply is not None
     await _change(bench, "node-4", node, NodeState.GONE)
+    trace = "00-5f0c9a1e7d3b48269c41d0e2f7a8b613-4e1d9c20b7a35f68-01"
+    await bench.submit(traceparent=trace)
 
 
 async def _change(bench: Bench, node_id: str, node: IncarnationId, state: NodeState) -> None:

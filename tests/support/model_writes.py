@@ -128,6 +128,7 @@ def _create_task(rows: Rows, write: TaskCreated, at: int) -> Rows:
         rejected_by=(),
         decided_at=at,
         concurrency_key=write.concurrency_key,
+        traceparent=write.traceparent,
     )
     profile = rows.profiles[write.tenant, write.profile_digest]
     return replace(

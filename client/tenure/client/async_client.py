@@ -155,13 +155,15 @@ class AsyncClient:
         deadline: datetime | None = None,
         resources: Resources | None = None,
         concurrency_key: str | None = None,
+        traceparent: str | None = None,
     ) -> AsyncTaskHandle[OutputT]:
         """Make a durable task. When this returns, the task is recorded and will be worked on.
 
         The same ``idempotency_key`` with the same content gives the same task, for as long as the
         coordinator keeps outcomes (30 days, unless set otherwise); with other content it is refused
         (``idempotency_conflict``). Instants need a time zone. The ``concurrency_key`` is what it
-        counts with under limits that operators state, like a customer's name.
+        counts with under limits that operators state, like a customer's name; its events carry the
+        ``traceparent`` (W3C Trace Context).
 
         Raises TypeError for an input that is not the one that the type declares.
         """
@@ -173,6 +175,7 @@ class AsyncClient:
             deadline=deadline,
             resources=resources,
             concurrency_key=concurrency_key,
+            traceparent=traceparent,
         )
         made = await self._http.run(calls.submit(task))
         read_output = output_reader(task_type.output)
@@ -189,6 +192,7 @@ class AsyncClient:
         deadline: datetime | None = None,
         resources: Resources | None = None,
         concurrency_key: str | None = None,
+        traceparent: str | None = None,
     ) -> AsyncTaskHandle[Any]:
         """As ``submit``, for callers that know the type by name only: input and output are JSON."""
         task = calls.submission(
@@ -200,6 +204,7 @@ class AsyncClient:
             deadline=deadline,
             resources=resources,
             concurrency_key=concurrency_key,
+            traceparent=traceparent,
         )
         made = await self._http.run(calls.submit(task))
         return AsyncTaskHandle(self._http, made.task_id, as_it_is, replayed=made.replayed)
@@ -215,6 +220,7 @@ class AsyncClient:
         deadline: datetime | None = None,
         resources: Resources | None = None,
         concurrency_key: str | None = None,
+        traceparent: str | None = None,
     ) -> list[AsyncTaskHandle[OutputT]]:
         """Make many tasks in few requests; handles in the order of the inputs.
 
@@ -233,6 +239,7 @@ class AsyncClient:
             deadline=deadline,
             resources=resources,
             concurrency_key=concurrency_key,
+            traceparent=traceparent,
         )
         read_output = output_reader(task_type.output)
         return all_or_refusal(

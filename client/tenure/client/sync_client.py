@@ -154,13 +154,15 @@ class Client:
         deadline: datetime | None = None,
         resources: Resources | None = None,
         concurrency_key: str | None = None,
+        traceparent: str | None = None,
     ) -> TaskHandle[OutputT]:
         """Make a durable task. When this returns, the task is recorded and will be worked on.
 
         The same ``idempotency_key`` with the same content gives the same task, for as long as the
         coordinator keeps outcomes (30 days, unless set otherwise); with other content it is refused
         (``idempotency_conflict``). Instants need a time zone. The ``concurrency_key`` is what it
-        counts with under limits that operators state, like a customer's name.
+        counts with under limits that operators state, like a customer's name; its events carry the
+        ``traceparent`` (W3C Trace Context).
 
         Raises TypeError for an input that is not the one that the type declares.
         """
@@ -172,6 +174,7 @@ class Client:
             deadline=deadline,
             resources=resources,
             concurrency_key=concurrency_key,
+            traceparent=traceparent,
         )
         made = self._http.run(calls.submit(task))
         read_output = output_reader(task_type.output)
@@ -188,6 +191,7 @@ class Client:
         deadline: datetime | None = None,
         resources: Resources | None = None,
         concurrency_key: str | None = None,
+        traceparent: str | None = None,
     ) -> TaskHandle[Any]:
         """As ``submit``, for callers that know the type by name only: input and output are JSON."""
         task = calls.submission(
@@ -199,6 +203,7 @@ class Client:
             deadline=deadline,
             resources=resources,
             concurrency_key=concurrency_key,
+            traceparent=traceparent,
         )
         made = self._http.run(calls.submit(task))
         return TaskHandle(self._http, made.task_id, as_it_is, replayed=made.replayed)
@@ -214,6 +219,7 @@ class Client:
         deadline: datetime | None = None,
         resources: Resources | None = None,
         concurrency_key: str | None = None,
+        traceparent: str | None = None,
     ) -> list[TaskHandle[OutputT]]:
         """Make many tasks in few requests; handles in the order of the inputs.
 
@@ -232,6 +238,7 @@ class Client:
             deadline=deadline,
             resources=resources,
             concurrency_key=concurrency_key,
+            traceparent=traceparent,
         )
         read_output = output_reader(task_type.output)
         return all_or_refusal(

@@ -28,6 +28,10 @@ EPOCH_LIMIT: Final = 2**21
 
 TENANT_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 NODE_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+TRACEPARENT_PATTERN: Final = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+)
+"""W3C Trace Context: version, trace, span, flags."""
 TASK_TYPE_PATTERN: Final = re.compile(r"[a-z][a-z0-9_.-]{0,127}")
 
 

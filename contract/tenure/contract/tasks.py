@@ -3,10 +3,10 @@
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AwareDatetime, Field
+from pydantic import AfterValidator, AwareDatetime, Field
 
 from tenure.contract.codes import Code
-from tenure.contract.ids import TASK_TYPE_PATTERN
+from tenure.contract.ids import TASK_TYPE_PATTERN, TRACEPARENT_PATTERN
 from tenure.contract.isolation import Enforcement
 from tenure.contract.progress import ProgressView
 from tenure.contract.reports import Frozen, NodeFacts, Resources
@@ -16,9 +16,18 @@ MAX_TASKS_PER_REQUEST: Final = 1000
 DEFAULT_PAYLOAD_LIMIT_BYTES: Final = 256 * 1024
 MAX_WAIT_SECONDS: Final = 30.0
 IDEMPOTENCY_KEY_HEADER: Final = "Idempotency-Key"
+TRACEPARENT_HEADER: Final = "traceparent"
 REPLAYED_HEADER: Final = "Idempotent-Replayed"
 
+
+def _is_traceparent(value: str) -> str:
+    if TRACEPARENT_PATTERN.fullmatch(value) is None:
+        raise ValueError("not in the form of W3C Trace Context")
+    return value
+
+
 IdempotencyKey = Annotated[str, Field(min_length=1, max_length=255)]
+TraceParent = Annotated[str, AfterValidator(_is_traceparent)]
 ConcurrencyKey = Annotated[str, Field(min_length=1, max_length=255)]
 
 
@@ -33,6 +42,9 @@ class TaskSubmission(Frozen):
     resources: Resources | None = Field(default=None, description="null: as the type declares")
     concurrency_key: ConcurrencyKey | None = Field(
         default=None, description="what it counts with under limits, like a customer"
+    )
+    traceparent: TraceParent | None = Field(
+        default=None, description="trace that its events are told under; else that of the request"
     )
     idempotency_key: IdempotencyKey | None = None
 
@@ -209,6 +221,7 @@ class TaskView(TaskSummary):
     profile_digest: str = Field(description="of the workload profile that it is frozen under")
     resources: Resources
     concurrency_key: str | None = Field(description="what it counts with under limits")
+    traceparent: str | None = Field(description="of the submission")
     cancel_requested_at: datetime | None
     cancel_delivered_at: datetime | None = Field(description="the executor has heard of it")
     cancel_confirmed_at: datetime | None = Field(

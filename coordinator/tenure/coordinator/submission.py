@@ -46,6 +46,7 @@ def submission(
     check_value(request.concurrency_key, "concurrency_key")
     not_before = _instant(request.not_before, "not_before")
     deadline = _instant(request.deadline, "deadline")
+    # Not the trace: whoever asks again, asks in another span.
     meant = {
         "type": request.type,
         "input": request.input,
@@ -68,6 +69,7 @@ def submission(
         deadline=deadline,
         resources=amounts(request.resources) if request.resources else None,
         concurrency_key=request.concurrency_key,
+        traceparent=request.traceparent,
     )
 
 

@@ -51,8 +51,7 @@ def test_there_is_a_golden_message_of_every_state_and_with_every_attribute() -> 
         *(f"tenure.attempt.{state}" for state in AttemptState),
         *(f"tenure.node.{state}" for state in NodeState),
     }
-    unused = {"traceparent"}  # carried on once a caller can give one
-    assert set(Event.model_fields) - unused == {
+    assert set(Event.model_fields) == {
         name for event in events for name, value in event if value is not None
     }
     assert set(EventData.model_fields) == {

@@ -12,12 +12,13 @@ from uuid_utils.compat import uuid7
 
 from tenure.contract.codes import Code
 from tenure.contract.errors import TenureError
-from tenure.contract.ids import TASK_TYPE_PATTERN, CommandId, TaskId, TenantId
+from tenure.contract.ids import TASK_TYPE_PATTERN, TRACEPARENT_PATTERN, CommandId, TaskId, TenantId
 from tenure.contract.states import EntityType, Phase, TaskState
 from tenure.contract.tasks import (
     IDEMPOTENCY_KEY_HEADER,
     MAX_WAIT_SECONDS,
     REPLAYED_HEADER,
+    TRACEPARENT_HEADER,
     BatchEntry,
     BatchReply,
     TaskBatch,
@@ -247,6 +248,8 @@ class Applications:
         return Answer(view)
 
     def _command(self, call: Call, request: TaskSubmission, key: str | None) -> Submit:
+        if request.traceparent is None:
+            request = request.model_copy(update={"traceparent": _trace(call.request)})
         return submission(
             request,
             task_id=TaskId(self._mint_task_id()),
@@ -286,6 +289,13 @@ def _key(request: Request, submission: TaskSubmission) -> str | None:
             f"The header {IDEMPOTENCY_KEY_HEADER} and the field 'idempotency_key' differ."
         )
     return key
+
+
+def _trace(request: Request) -> str | None:
+    """The trace of a request. One that is no trace is none, as W3C Trace Context has it."""
+    values = request.headers.getlist(TRACEPARENT_HEADER)
+    given = values[0] if len(values) == 1 else ""
+    return given if TRACEPARENT_PATTERN.fullmatch(given) else None
 
 
 def task_id_of(call: Call) -> TaskId:

@@ -24,6 +24,7 @@ from tenure.contract.reports import (
 from tenure.contract.tasks import (
     IDEMPOTENCY_KEY_HEADER,
     REPLAYED_HEADER,
+    TRACEPARENT_HEADER,
     BatchReply,
     CancelReply,
     IntakeList,
@@ -127,7 +128,8 @@ def endpoints(
             gate=application_gate,
             replies=(201, 200),
             request_headers={
-                IDEMPOTENCY_KEY_HEADER: "The same key gives the same task: 200 instead of 201."
+                IDEMPOTENCY_KEY_HEADER: "The same key gives the same task: 200 instead of 201.",
+                TRACEPARENT_HEADER: "W3C Trace Context: its events are told under this trace.",
             },
             reply_headers={
                 201: {"Location": "Path of the new task."},
@@ -150,6 +152,7 @@ def endpoints(
             body=TaskBatch,
             body_size=Size.BATCH,
             gate=application_gate,
+            request_headers={TRACEPARENT_HEADER: "Of the tasks that name no trace."},
             codes=(
                 Code.PAYLOAD_TOO_LARGE,
                 Code.UNKNOWN_TASK_TYPE,

@@ -160,6 +160,7 @@ class Words:
             priority=view.priority,
             resources=view.resources,
             concurrency_key=view.concurrency_key,
+            traceparent=view.traceparent,
         )
         command = replace(
             submission(

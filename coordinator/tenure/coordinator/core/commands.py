@@ -49,6 +49,7 @@ class Submit(Command):
     resources: ResourceAmounts | None
     retry_of: TaskId | None = field(default=None, kw_only=True)
     concurrency_key: str | None = field(default=None, kw_only=True)
+    traceparent: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ class TaskCreated:
     retry_of: TaskId | None
     head_start: int  # microseconds by which it counts as queued earlier than it was
     concurrency_key: str | None = None  # what it counts with under limits
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +259,7 @@ class Happened:
     retry_delay: int | None = None  # microseconds
     cancel_requested: bool | None = None
     to_node: IncarnationId | None = None
+    traceparent: str | None = None  # of the task's submission
 
 
 @dataclass(frozen=True, slots=True)

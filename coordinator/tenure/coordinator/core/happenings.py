@@ -37,6 +37,7 @@ def task_became(
         task_type=task.type,
         cancel_requested=cancel_requested,
         to_node=to_node,
+        traceparent=task.traceparent,
     )
 
 
@@ -73,6 +74,7 @@ def attempt_became(
         ordinal=attempt.ordinal,
         receipt_id=receipt_id,
         retry_delay=retry_delay,
+        traceparent=task.traceparent,
     )
 
 

@@ -104,6 +104,7 @@ def allocate(
         fencing_token=token,
         ordinal=generation,
         to_node=node.incarnation,
+        traceparent=task.traceparent,
     )
     return Accepted(
         reads=Reads(

@@ -175,6 +175,7 @@ class TaskRow:
     profile: ProfileRow | None = None
     queued_as_of: int = 0  # its place among its tenant's tasks: see ``fairness``
     concurrency_key: str | None = None  # what it counts with under limits
+    traceparent: str | None = None  # of the submission
 
 
 @dataclass(frozen=True, slots=True)

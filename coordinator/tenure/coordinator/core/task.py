@@ -60,6 +60,7 @@ def submit(command: Submit, snapshot: Snapshot, now: int, minted: Minted) -> Dec
         retry_of=command.retry_of,
         head_start=head_start(command.priority),
         concurrency_key=command.concurrency_key,
+        traceparent=command.traceparent,
     )
     event = Happened(
         event_id=minted.event_ids[0],
@@ -73,6 +74,7 @@ def submit(command: Submit, snapshot: Snapshot, now: int, minted: Minted) -> Dec
         next_state=TaskState.OPEN.value,
         task_id=task_id,
         task_type=command.type,
+        traceparent=command.traceparent,
     )
     return Accepted(
         reads=Reads(epoch=snapshot.epoch, task_id=task_id),

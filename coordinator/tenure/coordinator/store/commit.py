@@ -255,7 +255,7 @@ class _Batch:
                 optional_datetime(write.not_before), optional_datetime(write.deadline),
                 write.effects.value, write.max_attempts, write.resources.cpu_millis,
                 write.resources.memory_bytes, bytes.fromhex(write.profile_digest), write.retry_of,
-                write.head_start, write.concurrency_key,
+                write.head_start, write.concurrency_key, write.traceparent,
             )
         )  # fmt: skip
 
@@ -405,9 +405,10 @@ def encode(event: Happened) -> bytes:
         "sequence": event.sequence,
         "schemaversion": SCHEMA_VERSION,
         "actor": event.actor,
+        "traceparent": event.traceparent,
         "data": data,
     }
-    for name in ("taskid", "attemptid"):
+    for name in ("taskid", "attemptid", "traceparent"):
         if attributes[name] is None:
             del attributes[name]
     return to_json(attributes)

@@ -114,6 +114,7 @@ class Reads:
             effects=row["effects"],
             resources=Resources(cpu_millis=row["cpu_millis"], memory_bytes=row["memory_bytes"]),
             concurrency_key=row["concurrency_key"],
+            traceparent=row["traceparent"],
             cancel_requested_at=row["cancel_requested_at"],
             cancel_delivered_at=row["cancel_delivered_at"],
             cancel_confirmed_at=row["cancel_confirmed_at"],

@@ -108,6 +108,7 @@ def task_row(record: Record) -> TaskRow | None:
         rejected_by=tuple(IncarnationId(str(node)) for node in record["rejected_by"]),
         decided_at=to_microseconds(record["decided_at"]),
         concurrency_key=record["concurrency_key"],
+        traceparent=record["traceparent"],
     )
 
 

@@ -64,6 +64,7 @@ create table tasks (
     memory_bytes bigint not null check (memory_bytes >= 0),
     profile_digest bytea not null,
     concurrency_key text,                   -- the caller's: what it counts with under limits
+    traceparent text,                       -- of the submission (W3C Trace Context)
     cancel_requested_at timestamptz,
     cancel_delivered_at timestamptz,        -- its executor said that it has heard of it
     rejected_by uuid[] not null default '{}', -- incarnations that are not asked again

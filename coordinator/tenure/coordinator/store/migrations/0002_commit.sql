@@ -48,7 +48,7 @@ create type task_insert as (
     item integer, task_id uuid, tenant text, type text, input json, priority smallint,
     not_before timestamptz, deadline timestamptz, effects text, max_attempts integer,
     cpu_millis integer, memory_bytes bigint, profile_digest bytea,
-    retry_of uuid, head_start bigint, concurrency_key text
+    retry_of uuid, head_start bigint, concurrency_key text, traceparent text
 );
 create type task_update as (
     item integer, task_id uuid, state text, reason text, message text, sequence bigint,
@@ -482,10 +482,10 @@ begin
     if cardinality(p_task_inserts) > 0 then
         insert into tasks (task_id, tenant, type, state, version, sequence, priority, not_before,
             deadline, effects, max_attempts, cpu_millis, memory_bytes, profile_digest,
-            concurrency_key, retry_of, created_at, queued_as_of, ripe, decided_at)
+            concurrency_key, traceparent, retry_of, created_at, queued_as_of, ripe, decided_at)
         select w.task_id, w.tenant, w.type, 'open', 1, 1, w.priority, w.not_before, w.deadline,
             w.effects, w.max_attempts, w.cpu_millis, w.memory_bytes, w.profile_digest,
-            w.concurrency_key, w.retry_of, decided[w.item], greatest(decided[w.item], w.not_before)
+            w.concurrency_key, w.traceparent, w.retry_of, decided[w.item], greatest(decided[w.item], w.not_before)
                 - w.head_start * interval '1 microsecond',
             coalesce(w.not_before <= decided[w.item], true), decided[w.item]
         from unnest(p_task_inserts) w where outcomes[w.item] = 0;

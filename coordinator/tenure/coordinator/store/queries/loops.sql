@@ -81,7 +81,7 @@ select
     t.task_id, t.tenant, t.type, t.state, t.version, t.sequence, t.generation,
     t.current_attempt_id, t.failures, t.losses, t.not_before, t.deadline, t.effects,
     t.max_attempts, t.cpu_millis, t.memory_bytes, t.cancel_requested_at,
-    t.cancel_delivered_at, t.rejected_by, t.decided_at, t.concurrency_key, t.profile_digest, t.queued_as_of
+    t.cancel_delivered_at, t.rejected_by, t.decided_at, t.concurrency_key, t.traceparent, t.profile_digest, t.queued_as_of
 from unnest(
         $1::text[], $2::bytea[], $3::bigint[], $4::bigint[], $5::integer[], $6::jsonb[], $7::boolean[],
         $8::timestamptz[], $9::uuid[]) with ordinality

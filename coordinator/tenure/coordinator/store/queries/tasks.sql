@@ -9,7 +9,7 @@ select
     t.created_at, t.not_before, t.deadline, t.generation, t.failures, t.losses,
     t.max_attempts, t.effects,
     t.cpu_millis, t.memory_bytes, t.cancel_requested_at,
-    t.cancel_delivered_at, t.concurrency_key,
+    t.cancel_delivered_at, t.concurrency_key, t.traceparent,
     case when t.state = 'cancelled' and
         (t.ended_at = t.cancel_requested_at or latest.state = 'cancelled')
         then t.ended_at end as cancel_confirmed_at,
