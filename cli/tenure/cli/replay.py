@@ -294,7 +294,7 @@ async def _watch(client: "AsyncClient", replay: ReplayView, output: Output) -> N
         task = bar.add_task(replay.queue, total=replay.expected or None)
 
         def show(one: ReplayView) -> None:
-            bar.update(task, completed=one.replayed, description=_state(one))
+            bar.update(task, completed=one.replayed + one.held_back, description=_state(one))
     else:
         show = _Lines()
     with Interrupts() as interrupts, bar or nullcontext():
