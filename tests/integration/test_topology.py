@@ -93,7 +93,9 @@ async def test_a_queue_goes_when_its_node_is_gone_and_its_messages_are_published
     assert await states() == {"active", "gone"}
     assert await exists(broker.url, first_queue)
     owner = await asyncpg.connect(database.owner_url)
-    await owner.execute("update tenure.attempts set expires_at = clock_timestamp()")
+    await owner.execute(
+        "update tenure.attempts set expires_at = clock_timestamp() where ended_at is null"
+    )
 
     async def ended() -> bool:
         return bool(
