@@ -31,9 +31,9 @@ from tests.support.pgbouncer import routed
 from tests.support.sessions import session
 
 TIMES: Final = int(os.environ.get("PARITY", "1"))
-WALKS, STEPS = 10 * TIMES, 300
-RARE: Final = 3
-EXAMPLES, SHORT = 20 * TIMES, 30
+WALKS, STEPS = 7 * TIMES, 300
+RARE: Final = 4
+EXAMPLES, SHORT = 12 * TIMES, 30
 T = TypeVar("T")
 
 numbers = st.integers(0, 9)
