@@ -1,18 +1,14 @@
 """The retention policy over HTTP and the command line (OPS-08)."""
 
-import json
-import os
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 
 from tenure.cli.exits import Exit
-from tenure.cli.local import processes
 from tests.support.ageing import age
+from tests.support.at_the_prompt import Prompt
 from tests.support.coordinator import Fleet, fleet
 from tests.support.isolation import BrokerSpace, FreshDatabase
 from tests.support.sessions import session
@@ -47,14 +43,11 @@ def change(keep: dict[str, int | None], after: int = 1) -> dict[str, Any]:
     return {"after_version": after, "keep_seconds": keep, "reason": "because"}
 
 
-async def command(api: Fleet, folder: Path, *words: str) -> tuple[int, str]:
-    kept = {name: value for name, value in os.environ.items() if "TENURE" not in name}
-    return await processes.run(
-        [sys.executable, "-m", "tenure.cli", "retention", *words],
-        environment=kept
-        | {"TENURE_URL": api.coordinator.url, "TENURE_TOKEN": "operator-token-0001"},
-        directory=folder,
-    )
+@pytest.fixture
+def prompt(
+    api: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Prompt:
+    return Prompt(api.coordinator.url, monkeypatch, capsys)
 
 
 @pytest.mark.requirement("OPS-08")
@@ -103,45 +96,40 @@ async def test_operators_of_the_platform_decide(api: Fleet) -> None:
 
 @pytest.mark.requirement("OPS-08")
 async def test_a_plan_changes_nothing_and_a_run_does_what_it_says(
-    api: Fleet, database: FreshDatabase, owner: asyncpg.Connection, tmp_path: Path
+    api: Fleet, database: FreshDatabase, owner: asyncpg.Connection, prompt: Prompt
 ) -> None:
     incarnation = await api.register()
     finished, going_on = await api.submit(), await api.submit()
     await api.deliver(incarnation, finished, output="x")
     await age(database, "91 days", "tasks", "commands")
-    code, output = await command(api, tmp_path, "plan", "-o", "json")
-    assert code == Exit.DONE, output
-    planned = {one["kind"]: one for one in json.loads(output)["kinds"]}
+    plan = await prompt.json("retention", "plan")
+    planned = {one["kind"]: one for one in plan["kinds"]}
     assert planned["tasks"]["rows"] == 1
     assert planned["tasks"]["bytes"] > 0
     assert planned["commands"]["rows"] >= 4
     assert planned["log"]["rows"] == 0
     assert await owner.fetchval("select count(*) from tenure.tasks") == 2
-    code, output = await command(api, tmp_path, "run", "tasks", "commands", "-o", "json")
-    assert code == Exit.DONE, output
-    removed = json.loads(output)["removed_rows"]
+    removed = (await prompt.json("retention", "run", "tasks", "commands"))["removed_rows"]
     assert removed == {kind: planned[kind]["rows"] for kind in ("commands", "tasks")}
     assert (await api.reader.get(f"/v1/tasks/{finished}")).status_code == 404
     assert (await api.reader.get(f"/v1/tasks/{going_on}")).status_code == 200
     metrics = (await api.nobody.get("/metrics")).text
     assert 'tenure_retention_removed_total{kind="tasks"} 1.0' in metrics
-    code, output = await command(api, tmp_path, "show")
+    code, output = await prompt("retention", "show")
     assert code == Exit.DONE
     assert "90 d" in output
 
 
 @pytest.mark.requirement("OPS-08")
-async def test_the_command_sets_lengths_and_says_what_is_wrong(api: Fleet, tmp_path: Path) -> None:
-    code, output = await command(
-        api, tmp_path, "set", "log=12h", "changes=forever", "--reason", "less", "-o", "json"
-    )
-    assert code == Exit.DONE, output
-    keep = {one["kind"]: one["keep_seconds"] for one in json.loads(output)["kinds"]}
+async def test_the_command_sets_lengths_and_says_what_is_wrong(api: Fleet, prompt: Prompt) -> None:
+    words = ("log=12h", "changes=forever", "--reason", "less")
+    done = await prompt.json("retention", "set", *words)
+    keep = {one["kind"]: one["keep_seconds"] for one in done["kinds"]}
     assert (keep["log"], keep["changes"]) == (12 * 3600, None)
-    for words in (["log=5m"], ["log"], ["other=1d"], ["log=soon"], []):
-        code, output = await command(api, tmp_path, "set", *words, "--reason", "less")
+    for wrong in (["log=5m"], ["log"], ["other=1d"], ["log=soon"], []):
+        code, output = await prompt("retention", "set", *wrong, "--reason", "less")
         assert (code, "error:" in output) == (Exit.USAGE, True), output
-    code, output = await command(api, tmp_path, "set", "tasks=2d", "--reason", "less")
+    code, output = await prompt("retention", "set", "tasks=2d", "--reason", "less")
     assert (code, "contradict" in output) == (Exit.REFUSED, True)
 
 
