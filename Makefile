@@ -67,6 +67,16 @@ explore: install ## Explore larger worlds of decisions than the tests do, some m
 trial-authority: install system-deps ## Kill replicas and executors for two minutes under 10,000 tasks; ARGS="--seed N"
 	@$(BIN)/python -m tests.trials.authority $(ARGS)
 
+.PHONY: trial-broker-cluster
+trial-broker-cluster: install system-deps ## Three brokers: the queues' leader killed, then the majority, a minute
+	@$(BIN)/python -m tests.trials.broker_cluster
+
+.PHONY: test-rabbitmq4
+test-rabbitmq4: install test-deps ## Run what talks to the broker on RabbitMQ 4.0, where a Docker engine answers
+	@TENURE_TEST_SERVICES=docker $(BIN)/python -m pytest \
+		tests/integration/events tests/integration/test_topology.py tests/integration/test_relay.py \
+		tests/integration/test_relay_faults.py tests/integration/executor/test_assignments.py $(ARGS)
+
 .PHONY: chaos
 chaos: install system-deps ## Kill, suspend and poison everything for ten minutes; ARGS="--seconds 60 --seed 7"
 	@$(BIN)/python -m tests.trials.chaos $(ARGS)
