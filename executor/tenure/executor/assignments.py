@@ -14,7 +14,15 @@ import structlog
 
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoint, FaultPoints
 from tenure.executor.core.intake import Ack
-from tenure.executor.delivery import LOST, Message, QueueMissing, Session, refusal, said
+from tenure.executor.delivery import (
+    LOST,
+    Message,
+    QueueMissing,
+    Session,
+    as_lost,
+    refusal,
+    said,
+)
 from tenure.executor.errors import ExecutorError
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.executor.patience import Condition, jitter_seconds
@@ -115,7 +123,8 @@ class AssignmentConsumer:
             if not batch:
                 return
             acks = await self._receive([message.body for message in batch])
-            await _settle(batch, acks)
+            with as_lost():
+                await _settle(batch, acks)
             await self._faults.reach(FaultPoint.AFTER_ACK)
 
     async def _watch(self, session: Session) -> None:

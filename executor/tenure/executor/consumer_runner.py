@@ -18,7 +18,7 @@ from tenure.executor.consumer import EventConsumer
 from tenure.executor.consumer_metrics import ConsumerMetrics
 from tenure.executor.consumer_settings import ConsumerSettings
 from tenure.executor.consuming import Consuming
-from tenure.executor.delivery import LOST, Message, Session, refusal
+from tenure.executor.delivery import LOST, Message, Session, as_lost, refusal
 from tenure.executor.errors import (
     AuthorityBehind,
     CoordinatorError,
@@ -222,7 +222,8 @@ class _Process:
         except UndecodableEvent as error:
             log.error("message cannot be read, it goes to the dead letters", error=str(error))
             self._metrics.events.labels("undecodable").inc()
-            await message.reject(requeue=False)
+            with as_lost():
+                await message.reject(requeue=False)
             return
 
         # Whoever had it before may have died of it: it is begun alone, so that no other has begun
@@ -235,7 +236,7 @@ class _Process:
                     await consuming.receive(event, redelivered=suspect)
 
             if await self._patiently(receive, lambda: session.lost):
-                with suppress(*LOST):
+                with suppress(*LOST), as_lost():
                     await message.ack()
 
         self._lanes.put(stream_of(event), work)

@@ -5,8 +5,8 @@ closes. Queues are the coordinator's: they are declared passively.
 """
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final, TypeAlias
 
 import aio_pika
@@ -23,6 +23,18 @@ LOST: Final = (AMQPError, OSError, TimeoutError, RuntimeError)
 """A lost or refused operation; the library shows a closed channel as RuntimeError."""
 
 Message: TypeAlias = AbstractIncomingMessage
+
+
+@contextmanager
+def as_lost() -> Iterator[None]:
+    """Around an acknowledgement: where the connection goes meanwhile, the library may raise a bare
+    Exception, which becomes a ConnectionError here. Whatever else is raised passes."""
+    try:
+        yield
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        raise ConnectionError("the connection was lost meanwhile") from error
 
 
 class QueueMissing(BrokerUnavailable):
