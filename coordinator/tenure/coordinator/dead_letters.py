@@ -74,8 +74,14 @@ class DeadLetterBox:
                 reason=letter.reason,
             )
             # Of a connection that was lost meanwhile: it comes again, and is known.
-            with suppress(AMQPError, OSError, RuntimeError, TimeoutError):
+            try:
                 await message.ack()
+            except (AMQPError, OSError, RuntimeError, TimeoutError):
+                pass
+            except Exception as error:
+                # aiormq ends what waits for a written frame with an Exception of no class.
+                if type(error) is not Exception:
+                    raise
 
     async def _recorded(self, letters: Sequence[CameBack]) -> None:
         pause = 0.2
