@@ -28,6 +28,8 @@ COLUMNS = (
 LOST = (
     asyncpg.PostgresConnectionError,
     asyncpg.AdminShutdownError,
+    # Where BEGIN itself was cancelled, the driver goes on as if inside a transaction.
+    asyncpg.QueryCanceledError,
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,  # of the driver, where a COPY is cancelled
     OSError,
@@ -108,7 +110,7 @@ async def one_transaction(
             await connection.execute("select pg_sleep($1)", chance.random() * 0.01)
             if chance.random() < 0.2:
                 raise Aborted
-    except (Aborted, asyncpg.QueryCanceledError, asyncpg.CheckViolationError):
+    except (Aborted, asyncpg.CheckViolationError):
         return  # rolled back; or of a partition that the positions have left
     books.committed |= ids
 

@@ -314,15 +314,16 @@ async def test_a_message_that_kills_its_consumer_is_parked_and_its_neighbours_ar
     async def invoices() -> list[str]:
         return [row["task_id"] for row in await owner.fetch("select task_id from billing.invoices")]
 
-    async def billed() -> bool:
+    async def decided() -> bool:
         nonlocal deaths, process
         if process.returncode is not None:
             assert process.returncode == -signal.SIGKILL
             deaths += 1
             process = await program.start("run", "billing:consumer")
-        return sorted(await invoices()) == sorted(neighbours)
+        parked = "select count(*) from billing.tenure_events where state = 'parked'"
+        return sorted(await invoices()) == sorted(neighbours) and await owner.fetchval(parked) == 1
 
-    await until(billed)
+    await until(decided)
     (kept,) = json.loads(await program.command("kept", "billing:consumer", "-o", "json"))
     assert (kept["entity_id"], kept["state"]) == (poison, "parked")
     assert 1 <= deaths <= 3
