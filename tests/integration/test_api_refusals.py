@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from tenure.contract.codes import Code
-from tenure.coordinator.api.problems import STATUS
+from tenure.coordinator.api.statuses import STATUS
 from tests.support.coordinator import Fleet, fleet, registration
 from tests.support.isolation import BrokerSpace, DatabaseServer
 

@@ -10,9 +10,8 @@ import asyncpg
 import pytest
 
 from tenure.coordinator.core.commands import Deliver, Fail, Renew, Take
-from tenure.coordinator.core.decisions import Reads
+from tenure.coordinator.core.decisions import ItemOutcome, Reads
 from tenure.coordinator.store import commit as store
-from tenure.coordinator.store.commit import ItemOutcome
 from tenure.coordinator.store.roles import Roles
 from tests.support import steps
 from tests.support.authority import Bench, replica

@@ -24,8 +24,8 @@ from tenure.coordinator.core.commands import (
     Start,
     Take,
 )
+from tenure.coordinator.core.decisions import ItemOutcome
 from tenure.coordinator.core.snapshot import LeasePolicy
-from tenure.coordinator.store.commit import ItemOutcome
 from tests.support import steps
 from tests.support.authority import Bench, Held, replica
 from tests.support.isolation import DatabaseServer, FreshDatabase

@@ -30,7 +30,7 @@ from tenure.coordinator.core.commands import (
     Start,
     Take,
 )
-from tenure.coordinator.store.commit import ItemOutcome
+from tenure.coordinator.core.decisions import ItemOutcome
 from tests.support import steps
 from tests.support.authority import Bench, Held, replica
 from tests.support.isolation import FreshDatabase

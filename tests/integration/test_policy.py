@@ -9,9 +9,9 @@ from typing import Any
 import asyncpg
 import pytest
 
+from tenure.coordinator.core.decisions import ItemOutcome
 from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.policies import Policies
-from tenure.coordinator.store.commit import ItemOutcome
 from tenure.coordinator.store.policies import policy_in_force, set_policy
 from tests.support import steps
 from tests.support.authority import Bench, replica

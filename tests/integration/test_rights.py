@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from tenure.coordinator.store.commit import ItemOutcome
+from tenure.coordinator.core.decisions import ItemOutcome
 from tenure.coordinator.store.roles import Roles
 from tests.support import steps
 from tests.support.authority import replica

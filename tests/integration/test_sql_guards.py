@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import asyncpg
 import pytest
 
-from tenure.coordinator.store.commit import ItemOutcome
+from tenure.coordinator.core.decisions import ItemOutcome
 from tests.support import attacks, intake_attacks, limit_attacks, scheduling_attacks, steps
 from tests.support.attacks import APPLIED, Attack, Ground
 from tests.support.authority import replica

@@ -19,8 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tenure.coordinator.core.commands import AnyCommand
-from tenure.coordinator.core.decisions import Accepted, Answered, Decision, Refused
-from tenure.coordinator.store.commit import ItemOutcome
+from tenure.coordinator.core.decisions import Accepted, Answered, Decision, ItemOutcome, Refused
 from tenure.coordinator.store.postgres import open_pool
 from tests.support import services, steps
 from tests.support.isolation import FreshDatabase

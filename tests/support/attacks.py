@@ -25,10 +25,9 @@ from tenure.coordinator.core.commands import (
     Renew,
     Take,
 )
-from tenure.coordinator.core.decisions import Accepted
+from tenure.coordinator.core.decisions import Accepted, ItemOutcome
 from tenure.coordinator.core.rows import ResourceAmounts
 from tenure.coordinator.core.snapshot import LeasePolicy
-from tenure.coordinator.store.commit import ItemOutcome
 from tests.support import steps
 from tests.support.authority import TENANT, Bench
 from tests.support.isolation import FreshDatabase

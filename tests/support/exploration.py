@@ -29,20 +29,20 @@ from tenure.contract.states import (
     TERMINAL_TASK_STATES,
 )
 from tenure.coordinator.core import decide as deciding
-from tenure.coordinator.core.commands import AnyCommand, AttemptCommand, TakeIn
+from tenure.coordinator.core.commands import NOT_STORED, AnyCommand, AttemptCommand, TakeIn
 from tenure.coordinator.core.decisions import (
     Accepted,
     Answered,
     Decision,
     HistoryLost,
+    ItemOutcome,
     Refused,
 )
 from tenure.coordinator.core.rows import PauseRow, TenantRow
 from tenure.coordinator.core.snapshot import Minted
-from tenure.coordinator.store.commit import NOT_STORED, ItemOutcome
-from tests.support.commit_model import commit, versions_hold
+from tenure.coordinator.model.commit import commit, versions_hold
+from tenure.coordinator.model.rows import Rows, load
 from tests.support.invariants import judge_rows, judge_step
-from tests.support.model_rows import Rows, load
 from tests.support.oracle import SILENCE, Broken, authorized, check, clock_for, has_effect
 from tests.support.scenes import TICK, Grant, Scene
 

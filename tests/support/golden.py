@@ -20,7 +20,7 @@ from tenure.contract.ids import (
 )
 from tenure.contract.states import AttemptState, EntityType, NodeState, TaskState
 from tenure.coordinator.core.decisions import Happened
-from tenure.coordinator.store.commit import encode
+from tenure.coordinator.encoding import encode
 
 _RECORDED_AT = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)
 _TASK = TaskId("019c0000-0000-7000-8000-000000000001")

@@ -6,8 +6,8 @@ from uuid import uuid4
 from tenure.contract.codes import Code
 from tenure.contract.ids import CommandId, TaskId, TenantId
 from tenure.coordinator.core.commands import RefuseIntake, TakeIn
+from tenure.coordinator.core.decisions import ItemOutcome
 from tenure.coordinator.intake import refusal, take_in
-from tenure.coordinator.store.commit import ItemOutcome
 from tenure.coordinator.store.rows import intake_row
 from tests.support.attacks import APPLIED, Ground
 

@@ -34,7 +34,7 @@ from tenure.coordinator.core.commands import (
 )
 from tenure.coordinator.core.decisions import Accepted, Happened
 from tenure.coordinator.core.rows import AttemptRow, IncarnationRow, TaskRow
-from tests.support.model_rows import Rows
+from tenure.coordinator.model.rows import Rows
 from tests.support.oracle import (
     broken,
     check,

@@ -1,6 +1,6 @@
 """Allocations past the rules of limits. As ``attacks.py``."""
 
-from tenure.coordinator.store.commit import ItemOutcome
+from tenure.coordinator.core.decisions import ItemOutcome
 from tests.support import steps
 from tests.support.attacks import Ground
 from tests.support.authority import TENANT

@@ -35,7 +35,7 @@ from tenure.coordinator.core.commands import (
 from tenure.coordinator.core.decisions import Accepted
 from tenure.coordinator.core.outcomes import HANDED_BACK, LOSSES_UNTIL_HELD
 from tenure.coordinator.core.rows import AttemptRow, LimitRow, TaskRow, TenantRow
-from tests.support.model_rows import Rows
+from tenure.coordinator.model.rows import Rows
 
 AUTHORIZED_STATES: dict[type[AttemptCommand], frozenset[AttemptState]] = {
     Start: frozenset({AttemptState.ACCEPTED}),

@@ -25,11 +25,12 @@ from tenure.contract.ids import (
 from tenure.contract.states import LimitScope, PauseScope
 from tenure.coordinator.core.commands import AnyCommand
 from tenure.coordinator.core.decide import EVENTS_PER_COMMAND, decide
-from tenure.coordinator.core.decisions import Accepted, Decision
+from tenure.coordinator.core.decisions import Accepted, Decision, ItemOutcome
 from tenure.coordinator.core.limits import bucket
 from tenure.coordinator.core.rows import ANY, Bucket, LimitRow, PauseRow, ResourceAmounts, TenantRow
 from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot, StoredCommand
-from tenure.coordinator.store.commit import ItemOutcome
+from tenure.coordinator.model.commit import commit_batch
+from tenure.coordinator.model.rows import Reservation, Rows, load
 from tenure.coordinator.store.postgres import json_text
 from tenure.coordinator.store.rows import (
     attempt_row,
@@ -43,8 +44,6 @@ from tenure.coordinator.store.rows import (
     to_microseconds,
 )
 from tests.support import steps
-from tests.support.commit_model import commit_batch
-from tests.support.model_rows import Reservation, Rows, load
 
 TASKS = "select * from tenure.tasks where tenant = $1"
 ATTEMPTS = """

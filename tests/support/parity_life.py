@@ -9,9 +9,8 @@ from typing import Final
 from tenure.contract.ids import AttemptId, CommandId, IncarnationId
 from tenure.contract.states import LimitScope, TaskState
 from tenure.coordinator.core.commands import Allocate, AnyCommand
-from tenure.coordinator.core.decisions import Accepted, Reads
+from tenure.coordinator.core.decisions import Accepted, ItemOutcome, Reads
 from tenure.coordinator.core.rows import ANY
-from tenure.coordinator.store.commit import ItemOutcome
 from tests.support.parity import Decided, Twice
 from tests.support.parity_commands import KEY, NODES, TYPE, Asker
 

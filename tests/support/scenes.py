@@ -19,12 +19,11 @@ from tenure.contract.states import Effects, NodeState, PauseScope
 from tenure.coordinator.core import commands
 from tenure.coordinator.core.commands import AnyCommand
 from tenure.coordinator.core.decide import decide
-from tenure.coordinator.core.decisions import Accepted
+from tenure.coordinator.core.decisions import Accepted, ItemOutcome
 from tenure.coordinator.core.rows import ANY, LimitRow, TenantRow
 from tenure.coordinator.core.snapshot import LeasePolicy
-from tenure.coordinator.store.commit import ItemOutcome
-from tests.support.commit_model import commit
-from tests.support.model_rows import Rows, load
+from tenure.coordinator.model.commit import commit
+from tenure.coordinator.model.rows import Rows, load
 from tests.support.oracle import SILENCE
 from tests.support.rows import MINTED, declared
 

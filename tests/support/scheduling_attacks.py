@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tenure.coordinator.store.commit import ItemOutcome
+from tenure.coordinator.core.decisions import ItemOutcome
 from tests.support import steps
 from tests.support.attacks import Ground
 from tests.support.authority import TENANT

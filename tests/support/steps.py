@@ -30,10 +30,10 @@ from tenure.coordinator.core.commands import (
     TakeIn,
 )
 from tenure.coordinator.core.decide import EVENTS_PER_COMMAND, decide
-from tenure.coordinator.core.decisions import Accepted, Decision
+from tenure.coordinator.core.decisions import Accepted, Decision, ItemOutcome
 from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot
 from tenure.coordinator.store import commit as store
-from tenure.coordinator.store.commit import Committed, ItemOutcome
+from tenure.coordinator.store.commit import Committed
 from tenure.coordinator.store.load import (
     Loaded,
     load_allocations,

@@ -19,7 +19,8 @@ from tenure.contract.topology import (
     subscription_queue_arguments,
 )
 from tenure.coordinator.api.endpoint import EVERY_ROLE, Endpoint
-from tenure.coordinator.api.problems import NEXT_STEP, RETRYABLE, STATUS
+from tenure.coordinator.api.problems import NEXT_STEP
+from tenure.coordinator.api.statuses import RETRYABLE, STATUS
 from tests.support import golden
 
 _BLOCK = re.compile(r"(<!-- made from the code: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)

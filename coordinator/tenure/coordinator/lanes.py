@@ -35,13 +35,14 @@ from tenure.coordinator.core.decisions import (
     Answered,
     Happened,
     HistoryLost,
+    ItemOutcome,
     Outcome,
     Refused,
     Reply,
 )
 from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot
 from tenure.coordinator.errors import Overloaded, Unavailable
-from tenure.coordinator.store.commit import MAX_ITEMS, Committed, ItemOutcome
+from tenure.coordinator.store.commit import MAX_ITEMS, Committed
 from tenure.coordinator.store.load import Loaded
 from tenure.coordinator.store.postgres import (
     ConnectionLost,

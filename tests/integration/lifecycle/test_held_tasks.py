@@ -9,8 +9,8 @@ import pytest
 from tenure.contract.codes import Code, Reason
 from tenure.contract.states import Effects
 from tenure.coordinator.core.commands import Reject
+from tenure.coordinator.core.decisions import ItemOutcome
 from tenure.coordinator.core.outcomes import LOSSES_UNTIL_HELD
-from tenure.coordinator.store.commit import ItemOutcome
 from tenure.coordinator.sweeper import Sweeper
 from tests.support import steps
 from tests.support.authority import Bench, Held, replica

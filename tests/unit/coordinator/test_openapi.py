@@ -12,8 +12,8 @@ from tenure.contract.codes import Code
 from tenure.coordinator.api.endpoint import Endpoint, Entrance
 from tenure.coordinator.api.gate import Gate
 from tenure.coordinator.api.openapi import PAGES, document
-from tenure.coordinator.api.problems import STATUS
 from tenure.coordinator.api.routes import Handlers, application, endpoints
+from tenure.coordinator.api.statuses import STATUS
 
 
 class Anything:

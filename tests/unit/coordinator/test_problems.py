@@ -10,11 +10,10 @@ from tenure.contract.errors import InvalidPayload, TenureError
 from tenure.coordinator.api.problems import (
     MEDIA_TYPE,
     NEXT_STEP,
-    RETRYABLE,
-    STATUS,
     problem_of,
     response_of,
 )
+from tenure.coordinator.api.statuses import RETRYABLE, STATUS
 from tenure.coordinator.errors import InvalidRequest, Overloaded, RequestRefused, Unavailable
 from tenure.coordinator.store.errors import NotMigrated
 

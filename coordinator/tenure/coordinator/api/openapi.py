@@ -11,7 +11,8 @@ from pydantic.json_schema import models_json_schema
 from tenure.contract.codes import Code
 from tenure.contract.tasks import Problem
 from tenure.coordinator.api.endpoint import Endpoint
-from tenure.coordinator.api.problems import MEDIA_TYPE, STATUS
+from tenure.coordinator.api.problems import MEDIA_TYPE
+from tenure.coordinator.api.statuses import STATUS
 
 _REFERENCE = "#/components/schemas/{model}"
 _DESCRIPTION: Final = (

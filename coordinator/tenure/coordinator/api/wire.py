@@ -42,7 +42,7 @@ from tenure.contract.reports import (
 from tenure.contract.scope import Scope
 from tenure.contract.states import TERMINAL_TASK_STATES, NodeState, TaskState
 from tenure.contract.tasks import CancelReply, Submitted
-from tenure.coordinator.api.problems import RETRYABLE
+from tenure.coordinator.api.statuses import RETRYABLE
 from tenure.coordinator.core import commands, decisions, rows
 from tenure.coordinator.errors import InvalidRequest, RequestRefused
 from tenure.coordinator.identities import Identity

@@ -4,7 +4,7 @@ Units as in ``rows``.
 """
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from tenure.contract.codes import Code
 from tenure.contract.ids import (
@@ -325,3 +325,15 @@ AnyCommand: TypeAlias = (
     | OpenReview
     | CloseReview
 )
+
+NOT_STORED: Final = (
+    Renew,
+    Allocate,
+    Expire,
+    RevokeFromNode,
+    OpenReview,
+    HoldRejected,
+    RefuseIntake,
+)
+"""Commands whose repetition is harmless by their guards alone, and whose outcome nobody asks for
+again: they leave no row in ``commands``."""

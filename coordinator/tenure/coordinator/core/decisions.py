@@ -7,6 +7,7 @@ holds is loaded and decided anew. Units as in ``rows``.
 """
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TypeAlias
 
 from tenure.contract.codes import Code, Reason
@@ -321,6 +322,16 @@ class Accepted:
 
 
 Decision: TypeAlias = Refused | Answered | Accepted
+
+
+class ItemOutcome(IntEnum):
+    """What the commit says of one item."""
+
+    APPLIED = 0
+    STALE = 1  # a guard did not hold: load and decide again
+    SEEN_BEFORE = 2  # the stored outcome is the answer: load again
+    CONFLICT = 3  # the same command id with other content
+    AUTHORITY_UNCONFIRMED = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,8 @@ its item by number. What comes back is one small row: an outcome and an instant 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, Final
 
-from pydantic_core import to_json
-
-from tenure.contract.events import EVENT_SOURCE, SCHEMA_VERSION, event_type
 from tenure.contract.ids import IncarnationId, TenantId
 from tenure.contract.states import TERMINAL_ATTEMPT_STATES
 from tenure.contract.topology import (
@@ -21,17 +17,7 @@ from tenure.contract.topology import (
     node_queue,
     shard_of,
 )
-from tenure.coordinator.core.commands import (
-    Allocate,
-    AnyCommand,
-    Expire,
-    HoldRejected,
-    OpenReview,
-    RefuseIntake,
-    Renew,
-    RevokeFromNode,
-    TaskTypeDeclared,
-)
+from tenure.coordinator.core.commands import NOT_STORED, AnyCommand, TaskTypeDeclared
 from tenure.coordinator.core.decisions import (
     Accepted,
     AttemptChanged,
@@ -40,6 +26,7 @@ from tenure.coordinator.core.decisions import (
     IncarnationChanged,
     IncarnationCreated,
     IntakeDecided,
+    ItemOutcome,
     LeaseRenewed,
     NodeQuarantined,
     ReceiptRecorded,
@@ -48,6 +35,7 @@ from tenure.coordinator.core.decisions import (
     TaskCreated,
 )
 from tenure.coordinator.core.ranking import Placement, Score
+from tenure.coordinator.encoding import encode
 from tenure.coordinator.store.postgres import NEVER_CANCELLED, Asked, json_text
 from tenure.coordinator.store.rows import (
     optional_datetime,
@@ -58,18 +46,6 @@ from tenure.coordinator.store.rows import (
 MAX_ITEMS: Final = 256
 """So that the answer stays below the 8 KB that a server sends before it commits."""
 
-NOT_STORED: Final = (
-    Renew,
-    Allocate,
-    Expire,
-    RevokeFromNode,
-    OpenReview,
-    HoldRejected,
-    RefuseIntake,
-)
-"""Commands whose repetition is harmless by their guards alone, and whose outcome nobody asks for
-again: they leave no row in ``commands``."""
-
 _COMMIT: Final = (
     "select outcomes, decided, clock from tenure.commit_batch("
     "$1::tenure.commit_item[], $2::tenure.task_insert[], $3::tenure.task_update[],"
@@ -78,16 +54,6 @@ _COMMIT: Final = (
     " $9::tenure.incarnation_update[], $10::tenure.task_type_upsert[],"
     " $11::tenure.event_append[], $12::uuid[], $13::tenure.intake_update[])"
 )
-
-
-class ItemOutcome(IntEnum):
-    """What the commit says of one item."""
-
-    APPLIED = 0
-    STALE = 1  # a guard did not hold: load and decide again
-    SEEN_BEFORE = 2  # the stored outcome is the answer: load again
-    CONFLICT = 3  # the same command id with other content
-    AUTHORITY_UNCONFIRMED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,47 +339,3 @@ def _fleet(fleet: tuple[tuple[IncarnationId, int], ...] | None) -> str | None:
     if fleet is None:
         return None
     return ",".join(f"{incarnation}:{version}" for incarnation, version in fleet)
-
-
-def encode(event: Happened) -> bytes:
-    """The message of an event, but for its ``time``, which the commit puts in front: what
-    ``encode_unstamped`` makes of an ``Event``, without making one. Six a task: it is worth it."""
-    data: dict[str, Any] = {
-        "previous_state": event.previous_state,
-        "next_state": event.next_state,
-    }
-    for name in _OF_DATA:
-        value = getattr(event, name)
-        if value is not None:
-            data[name] = value
-    if event.retry_delay is not None:
-        data["retry_after_seconds"] = event.retry_delay / 1_000_000
-    if event.cancel_requested is not None:
-        data["cancel_requested"] = event.cancel_requested
-    attributes: dict[str, Any] = {
-        "specversion": "1.0",
-        "id": event.event_id,
-        "source": EVENT_SOURCE,
-        "type": event_type(event.entity_type, event.next_state),
-        "subject": event.entity_id,
-        "datacontenttype": "application/json",
-        "tenant": event.tenant,
-        "entitytype": event.entity_type,
-        "taskid": event.task_id,
-        "attemptid": event.attempt_id,
-        "epoch": event.epoch,
-        "sequence": event.sequence,
-        "schemaversion": SCHEMA_VERSION,
-        "actor": event.actor,
-        "traceparent": event.traceparent,
-        "data": data,
-    }
-    for name in ("taskid", "attemptid", "traceparent"):
-        if attributes[name] is None:
-            del attributes[name]
-    return to_json(attributes)
-
-
-_OF_DATA: Final = (
-    "reason", "task_type", "node_id", "incarnation", "fencing_token", "ordinal", "receipt_id",
-)  # fmt: skip

@@ -1,8 +1,9 @@
 """The commit model: the rows of a small authority in memory, and the guards of the commit.
 
 It holds rows and guards and no rule, so that the real decisions can be explored from every
-situation without a database. For exploration and parity only: whatever is about durability, locks
-or the broker runs on real servers. A guard or a kind of write that it does not know is an error.
+situation without a database, and handlers be tried without servers. For exploration, parity and the
+testing kit only: no process loads it, and whatever is about durability, locks or the broker runs on
+real servers. A guard or a kind of write that it does not know is an error.
 """
 
 from collections.abc import Sequence
@@ -10,10 +11,11 @@ from dataclasses import fields, replace
 
 from tenure.contract.ids import IncarnationId
 from tenure.contract.states import NodeState
-from tenure.coordinator.core.commands import AnyCommand
+from tenure.coordinator.core.commands import NOT_STORED, AnyCommand
 from tenure.coordinator.core.decisions import (
     Accepted,
     AttemptCreated,
+    ItemOutcome,
     NodeQuarantined,
     Reads,
     ReceiptRecorded,
@@ -21,10 +23,9 @@ from tenure.coordinator.core.decisions import (
     Write,
 )
 from tenure.coordinator.core.snapshot import StoredCommand
-from tenure.coordinator.store.commit import NOT_STORED, ItemOutcome
-from tests.support import model_writes
-from tests.support.model_limits import within_limits
-from tests.support.model_rows import Rows, fleet
+from tenure.coordinator.model import writes
+from tenure.coordinator.model.limits import within_limits
+from tenure.coordinator.model.rows import Rows, fleet
 
 GUARDS = frozenset(
     {
@@ -63,7 +64,7 @@ def commit_batch(
         for write in accepted.writes:
             if isinstance(write, AttemptCreated) and outcomes[number] is ItemOutcome.APPLIED:
                 if _has_room(given_out, write, ats[number]):
-                    given_out = model_writes.reserve(given_out, write, ats[number])
+                    given_out = writes.reserve(given_out, write, ats[number])
                 else:
                     outcomes[number] = ItemOutcome.STALE
     for (command, accepted), outcome, at in zip(items, outcomes, ats, strict=True):
@@ -128,9 +129,9 @@ def _repeated(items: Sequence[tuple[AnyCommand, Accepted]]) -> set[int]:
 def _applied(rows: Rows, command: AnyCommand, accepted: Accepted, at: int) -> Rows:
     for write in accepted.writes:
         if isinstance(write, NodeQuarantined):
-            rows = model_writes.quarantine(rows, command, accepted.reads, write)
+            rows = writes.quarantine(rows, command, accepted.reads, write)
         else:
-            rows = model_writes.apply(rows, write, at)
+            rows = writes.apply(rows, write, at)
     if not _is_stored(command, accepted):
         return rows
     outcome = StoredCommand(

@@ -1,11 +1,11 @@
-"""What counts under limits in the commit model: see ``commit_model.py``."""
+"""What counts under limits in the commit model: see ``commit.py``."""
 
 from dataclasses import replace
 
 from tenure.coordinator.core.decisions import AttemptCreated
 from tenure.coordinator.core.limits import bucket
 from tenure.coordinator.core.rows import LimitRow
-from tests.support.model_rows import Rows, counted
+from tenure.coordinator.model.rows import Rows, counted
 
 
 def within_limits(rows: Rows, write: AttemptCreated, at: int) -> bool:

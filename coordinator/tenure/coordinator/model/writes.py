@@ -34,8 +34,8 @@ from tenure.coordinator.core.rows import (
     TaskRow,
     TaskTypeRow,
 )
-from tests.support.model_limits import begin
-from tests.support.model_rows import Reservation, Rows
+from tenure.coordinator.model.limits import begin
+from tenure.coordinator.model.rows import Reservation, Rows
 
 
 def quarantine(rows: Rows, command: AnyCommand, reads: Reads, write: NodeQuarantined) -> Rows:

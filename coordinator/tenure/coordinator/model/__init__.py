@@ -1,0 +1,1 @@
+"""The rows and guards of the authority in memory: exploration, parity, and the testing kit."""
