@@ -5,9 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import asyncpg
 import pytest
 
-from tenure.coordinator.store.postgres import Pool, open_pool
+from tenure.coordinator.store.postgres import Pool, answering, open_pool
 from tenure.coordinator.store.reading import PoolReader
 from tests.support.authority import Bench, replica
 from tests.support.coordinator import Fleet, running, settings_for
@@ -90,6 +91,39 @@ async def test_a_read_over_a_pool_of_dead_connections_waits_for_one_of_them_only
         (row,) = await reader.fetch("select 1 as one")
         assert row["one"] == 1
         assert proxy.accepted == CONNECTIONS + 1
+
+
+async def test_a_statement_goes_on_where_its_asker_is_cancelled(
+    database: FreshDatabase,
+) -> None:
+    """It may be a commit that waits for a standby: cancelled, it would be on one server only."""
+    owner = await asyncpg.connect(database.admin_url)
+    await owner.execute("create table public.written (word text)")
+    pool = await open_pool(database.admin_url, size=1, application_name="asker")
+    running = "select count(*) from pg_stat_activity where query like 'with asleep%'"
+
+    async def ask() -> None:
+        async with answering(pool) as connection:
+            await connection.execute(
+                "with asleep as materialized (select pg_sleep(0.5))"
+                " insert into public.written select 'on' from asleep"
+            )
+
+    async def asked() -> bool:
+        return bool(await owner.fetchval(running) == 1)
+
+    async def written() -> bool:
+        return bool(await owner.fetchval("select word from public.written") == "on")
+
+    task = asyncio.create_task(ask())
+    await eventually(asked)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert pool.get_size() == 0  # closed at once, so that another can be opened
+    await eventually(written)
+    await pool.close()
+    await owner.close()
 
 
 @pytest.fixture

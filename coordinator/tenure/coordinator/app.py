@@ -72,6 +72,7 @@ from tenure.coordinator.store.scheduling import SchedulingReads
 from tenure.coordinator.store.subscriptions import Subscriptions
 from tenure.coordinator.sweeper import Sweeper
 from tenure.coordinator.waiters import Waiters
+from tenure.settings.given_up import expect_given_up
 
 log = structlog.get_logger()
 
@@ -432,6 +433,7 @@ async def run(settings: CoordinatorSettings, faults: FaultPoints = NO_FAULTS) ->
     Raises ListenRefused, and whatever a part fails with that must not fail.
     """
     configure(settings.log_format, settings.log_level)
+    expect_given_up(*ConnectionLost)
     gc.freeze()  # modules and their like: never garbage
     gc.set_threshold(OBJECTS_A_COLLECTION, *gc.get_threshold()[1:])
     stopping = asyncio.Event()

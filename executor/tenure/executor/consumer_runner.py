@@ -36,6 +36,7 @@ from tenure.executor.lanes import Lanes
 from tenure.executor.patience import Condition, jitter_seconds, retrying
 from tenure.executor.status import StatusPages, serve
 from tenure.executor.stopping import Stopping
+from tenure.settings.given_up import expect_given_up
 
 log = structlog.get_logger("tenure.consumer")
 
@@ -55,6 +56,7 @@ async def run(consumer: EventConsumer, settings: ConsumerSettings) -> None:
     Raises DeclarationError for a consumer without handlers, ListenRefused and LifespanFailed.
     """
     logs.configure(settings.log_format, settings.log_level)
+    expect_given_up()
     stopping = Stopping(settings.drain_seconds)
     with _signals(stopping.ask):
         await run_until(consumer, settings, stopping)

@@ -27,6 +27,7 @@ from tenure.executor.patience import Condition
 from tenure.executor.session import Ended, Session, Surroundings
 from tenure.executor.status import StatusPages, serve
 from tenure.executor.stopping import Stopping
+from tenure.settings.given_up import expect_given_up
 
 REJOIN_AFTER_SECONDS: Final = 60.0
 """A node that was heard more lately than this and is gone was replaced by another process."""
@@ -42,6 +43,7 @@ async def run(app: Executor, settings: ExecutorSettings, faults: FaultPoints = N
     ListenRefused, NodeGone when another process took this node's name, and LifespanFailed.
     """
     logs.configure(settings.log_format, settings.log_level)
+    expect_given_up()
     gc.freeze()  # modules and their like: never garbage. What handlers leave is the collector's
     stopping = Stopping(settings.drain_seconds)
     with _signals(stopping.ask):

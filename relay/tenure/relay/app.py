@@ -26,6 +26,7 @@ from tenure.relay.publisher import Publisher, PublishT
 from tenure.relay.replay import ReplayPace, Replays
 from tenure.relay.replay_log import ReplayLog
 from tenure.relay.status import StatusPages, serve
+from tenure.settings.given_up import expect_given_up
 
 OBJECTS_A_COLLECTION: Final = 50_000
 """A window full of rows is no garbage, and would be looked through again and again."""
@@ -186,6 +187,7 @@ def configure_logging(settings: RelaySettings) -> None:
     )
     # It reports each failed attempt as an error; the publisher says it once a minute.
     logging.getLogger("aiormq").setLevel(logging.CRITICAL)
+    expect_given_up()
 
 
 @contextmanager

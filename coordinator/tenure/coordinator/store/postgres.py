@@ -140,7 +140,8 @@ async def answering(
     ``statement_timeout``: so the path to it was lost without a word, and with it, as a rule, every
     other connection of the pool. Each would cost a timeout of its own. Or it is a commit that waits
     for a standby. The connection is closed and nothing is cancelled: the driver's own timeout would
-    cancel that wait, and leave a commit behind that is on one server only.
+    cancel that wait, and leave a commit behind that is on one server only. So it is where the one
+    who asks is cancelled: the statement goes on, its connection is closed.
     """
     overdue = False
 
@@ -154,6 +155,9 @@ async def answering(
         timer = asyncio.get_running_loop().call_later(seconds, give_up)
         try:
             yield connection
+        except asyncio.CancelledError:
+            connection.terminate()
+            raise
         except (TimeoutError, *ConnectionLost) as error:
             if not overdue and not isinstance(error, TimeoutError):
                 raise
