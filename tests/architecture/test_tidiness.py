@@ -97,14 +97,33 @@ def test_the_image_has_the_versions_that_are_tested() -> None:
     assert versions["image.txt"] <= versions["dev.txt"]
 
 
+HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
+FENCED = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+def anchors(document: Path) -> set[str]:
+    """What a link may name in a Markdown document: its headings as GitHub writes them."""
+    text = FENCED.sub("", document.read_text(encoding="utf-8"))
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in HEADING.findall(text)
+    }
+
+
 def broken_links(document: Path) -> list[str]:
-    """Relative links of a Markdown document that lead to no file or folder."""
-    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8"))
-    return [
-        target
-        for target in targets
-        if "://" not in target and not (document.parent / target).exists()
-    ]
+    """Relative links of a Markdown document that lead to no file, folder or heading."""
+    text = FENCED.sub("", document.read_text(encoding="utf-8"))
+    broken = []
+    for target, anchor in LINK.findall(text):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        found = document.parent / target if target else document
+        if not found.exists():
+            broken.append(target)
+        elif anchor and found.suffix == ".md" and anchor not in anchors(found):
+            broken.append(f"{target}#{anchor}")
+    return broken
 
 
 def test_documents_link_to_what_exists() -> None:
@@ -118,8 +137,11 @@ def test_documents_link_to_what_exists() -> None:
 
 def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
     document = tmp_path / "page.md"
-    document.write_text("[self](page.md#top) [gone](gone.md) [web](https://example.org)\n")
-    assert broken_links(document) == ["gone.md"]
+    document.write_text(
+        "# The `top`, here\n[self](page.md#the-top-here) [none](#nothing) [gone](gone.md)"
+        " [web](https://example.org#x)\n```\n# no heading\n```\n[code](page.md#no-heading)\n"
+    )
+    assert broken_links(document) == ["#nothing", "gone.md", "page.md#no-heading"]
 
 
 def test_each_decision_has_a_number_of_its_own() -> None:
