@@ -42,6 +42,7 @@ SKIPPED = {
     "develop": 1,  # what runs these tests cannot be run by them
     "elsewhere": 6,  # another test runs the very block
     "install": 1,  # these tests run in what it made
+    "peer": 6,  # tests/docs/test_migration_pages.py parses them
     "picture": 2,
     "trial": 2,  # minutes each: tests/chaos runs seconds of them
 }
@@ -171,7 +172,7 @@ async def read(somebody: Reader, page: str) -> None:
             await read(somebody, following)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("page", [page for page in pages() if predecessor(page) is None])
 async def test_a_page_does_what_it_says(page: str, server_directory: Path) -> None:
     """With the pages that come after it, so that they share its stack."""
