@@ -171,6 +171,7 @@ MUTANTS = (
         "node.slots_used + need.slots > node.slots",
         "False",
     ),
+    Mutant("one of a type at once", filters.resources, "left is not None and left < 1", "False"),
     Mutant("room and budget for one", filters.budget, "cost > max(left, 0)", "False"),
 )
 

@@ -100,6 +100,8 @@ DAMAGE = {
     "nodes-are-not-oversold": "alter table tenure.incarnations"
     " drop constraint slots_are_not_oversold;"
     f" update tenure.incarnations set slots = slots_used - 1 where incarnation = {LIVE}",
+    "types-are-within-their-concurrency": f"update tenure.incarnations set type_concurrency ="
+    f" array_fill(0, array[cardinality(task_types)]) where incarnation = {LIVE}",
     "one-live-incarnation-per-node": "update tenure.incarnations set state = 'active'"
     " where state = 'gone'; update tenure.nodes set incarnation = null",
     "receipts-are-of-attempts": f"update tenure.receipts set fencing_token = 1"

@@ -397,6 +397,18 @@ async def more_memory_than_there_is(ground: Ground) -> ItemOutcome:
     return await two_allocations(ground, memory_bytes=1000)
 
 
+async def more_of_a_type_than_at_once(ground: Ground) -> ItemOutcome:
+    return await two_allocations(ground, slots=4, concurrency={"sha256": 1})
+
+
+async def more_of_a_type_than_at_once_one_after_the_other(ground: Ground) -> ItemOutcome:
+    incarnation = await ground.bench.register(slots=4, concurrency={"sha256": 1})
+    tasks = [await ground.bench.submit() for _ in range(2)]
+    first, second = [await ground.accept(steps.allocation(one, incarnation)) for one in tasks]
+    await ground.last(first)
+    return await ground.last(second)
+
+
 async def another_tenants_task(ground: Ground) -> ItemOutcome:
     await ground.bench.register()
     item = await ground.accept(steps.cancellation(await ground.bench.submit()))

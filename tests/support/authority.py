@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -122,6 +122,7 @@ class Bench:
         incarnation: str | None = None,
         facts: dict[str, Any] | None = None,
         executable: Executable | None = None,
+        concurrency: Mapping[str, int] | None = None,
         **profile: Any,
     ) -> Register:
         identity = IncarnationId(incarnation or str(uuid4()))
@@ -141,6 +142,7 @@ class Bench:
             task_types=tuple(declared(name, effects, max_attempts, **profile) for name in types),
             facts_text=json.dumps(facts or {}),
             executable=executable,
+            concurrency=tuple((concurrency or {}).items()),
         )
 
     async def register(self, node_id: str = "node-1", **more: Any) -> IncarnationId:

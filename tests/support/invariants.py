@@ -70,6 +70,12 @@ def judge_rows(rows: Rows) -> None:
             "SCHED-01: a node's counters are what its reservations say",
         )
         check(node.slots_used <= node.slots, "SCHED-01: no node is oversold")
+        for run in node.profiles:
+            check(
+                run.concurrency is None
+                or sum(one.type == run.type for one in held) <= run.concurrency,
+                "SCHED-01: a node has no more of a type than it takes at once",
+            )
     for tenant in rows.tenants.values():
         held_minor = sum(one.cost_minor for one in rows.reservations.values())
         check(tenant.held_minor == held_minor, "SCHED-01: what is held is what attempts hold")

@@ -54,7 +54,9 @@ ATTEMPTS = """
 INCARNATIONS = """
     select *, tenant as node_tenant, state as node_state, version as node_version,
         sequence as node_sequence, cpu_millis as node_cpu_millis,
-        memory_bytes as node_memory_bytes, facts::text as node_facts
+        memory_bytes as node_memory_bytes, facts::text as node_facts,
+        case when type_concurrency is not null then tenure.running_types(incarnation)::text end
+            as running_types
     from tenure.incarnations where tenant = $1
 """
 RECEIPTS = "select *, generation as receipt_generation from tenure.receipts where tenant = $1"

@@ -137,6 +137,7 @@ class Asker:
                     cpu_millis=None if node else 1000,
                     memory_bytes=3,
                     task_types=(declaration(content),),
+                    concurrency=((TYPE, 1),) if node else (),
                 )
             case "quarantine" | "let back":
                 reason = "why" if kind == "quarantine" else None

@@ -164,6 +164,15 @@ SCENES: Final = (
         limited_later=True,
     ),
     Scene(
+        "one of a type at once",
+        ("allocate", "reject", "expire"),
+        tasks=2,
+        slots=2,
+        nodes=("a",),
+        attempts=3,
+        concurrency=1,
+    ),
+    Scene(
         "starts in a time",
         ("allocate", "reject", "expire"),
         tasks=2,

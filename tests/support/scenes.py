@@ -90,6 +90,7 @@ class Scene:
     not_before_ticks: int | None = None
     cost_minor: int = 0
     budget_minor: int | None = None
+    concurrency: int | None = None  # of the type on each node
     starts: int = 1  # incarnations of each node
     strangers: bool = False  # reports with a wrong token, node, tenant or attempt
     silences: bool = False
@@ -157,6 +158,7 @@ class Scene:
             task_types=(
                 declared(TYPE, self.effects, self.max_attempts, cost_minor=self.cost_minor),
             ),
+            concurrency=() if self.concurrency is None else ((TYPE, self.concurrency),),
         )
 
     def submission(self, number: int, **changes: Any) -> commands.Submit:

@@ -112,7 +112,13 @@ def _print(detail: NodeDetail, output: str) -> None:
         ]
     )
     print()
-    print_table(["task type", "profile"], sorted(current.profiles.items()))
+    print_table(
+        ["task type", "at once", "profile"],
+        [
+            (name, current.concurrency.get(name, current.slots), digest)
+            for name, digest in sorted(current.profiles.items())
+        ],
+    )
 
 
 @app.command(name="list")

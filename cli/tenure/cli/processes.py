@@ -51,6 +51,10 @@ def executor(
     node: Annotated[
         str | None, Parameter(help="Name of this node. [default: TENURE_NODE or a made-up one]")
     ] = None,
+    concurrency: Annotated[
+        tuple[str, ...],
+        Parameter(help="So many tasks of a type at once (TYPE=N); may be given several times."),
+    ] = (),
     no_broker: Annotated[
         bool, Parameter(negative="", help="Ask the coordinator for work; no broker is needed.")
     ] = False,
@@ -70,7 +74,14 @@ def executor(
 
     found = load_application(application)
     values, _ = completed(
-        "executor", given(slots=slots, node=node, no_broker=no_broker or None, config=config)
+        "executor",
+        given(
+            slots=slots,
+            node=node,
+            concurrency=",".join(concurrency) or None,
+            no_broker=no_broker or None,
+            config=config,
+        ),
     )
     try:
         work(run(found, load_settings(**values)))

@@ -30,6 +30,8 @@ MAX_RENEWALS_PER_REQUEST: Final = 1024
 MAX_REASON_CHARACTERS: Final = 2000
 MAX_RETRY_AFTER_SECONDS: Final = 30 * 86_400
 """A retry cannot be asked for later than that."""
+MAX_SLOTS: Final = 100_000
+"""Tasks at once on one node."""
 MAX_COST_MINOR: Final = 10**15
 
 Uuid = Annotated[
@@ -191,7 +193,7 @@ class Registration(Frozen):
     incarnation: Uuid
     protocol_version: int
     software: str = Field(max_length=200, description="name and version, for people")
-    slots: int = Field(ge=1, le=100_000)
+    slots: int = Field(ge=1, le=MAX_SLOTS)
     resources: Resources | None = Field(default=None, description="null: not limited by resources")
     task_types: tuple[TaskTypeDeclaration, ...] = Field(min_length=1, max_length=1000)
     executable: Executable | None = Field(
@@ -199,6 +201,9 @@ class Registration(Frozen):
     )
     queue: bool = Field(
         default=True, description="false: it has no broker, and asks for its assignments"
+    )
+    concurrency: dict[str, Annotated[int, Field(ge=1, le=MAX_SLOTS)]] = Field(
+        default={}, description="so many tasks of these types at once; others: as many as slots"
     )
     facts: NodeFacts = Field(
         default=NodeFacts(), description="as the node states them; an operator's word goes before"

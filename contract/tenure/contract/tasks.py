@@ -368,6 +368,9 @@ class NodeView(Frozen):
     resources_used: Resources
     task_types: tuple[str, ...]
     profiles: dict[str, str] = Field(description="digest of the profile of each task type")
+    concurrency: dict[str, int] = Field(
+        default={}, description="so many tasks of these types at once, however many slots"
+    )
     facts: NodeFacts = Field(description="what counts of what was stated about it")
     executable: NodeExecutable | None
     registered_at: datetime

@@ -107,7 +107,9 @@ class Scheduler:
             unlimited = frozenset(
                 node.incarnation
                 for node in nodes
-                if node.cpu_millis is None and node.memory_bytes is None
+                if node.cpu_millis is None
+                and node.memory_bytes is None
+                and all(run.concurrency is None for run in node.profiles)
             )
             around = from_json(node_records[0]["around"])
             if around["ripened"]:

@@ -68,6 +68,7 @@ class Executor:
         limits: Limits | None = None,
         on_authority_loss: OnAuthorityLoss = "cancel",
         scope: Scope | None = None,
+        concurrency: int | None = None,
     ) -> TaskDecorator[InputT, OutputT]:
         """Declare the handler of a task type: ``async def handler(input, context) -> output``.
 
@@ -91,6 +92,9 @@ class Executor:
         that is too dear to throw away: no effect begins, and its output is kept as evidence that is
         never the active delivery. ``scope`` is what the lease permits to do, and to which objects;
         ``context.side_effect`` and the guards refuse anything else. None: anything.
+
+        ``concurrency`` is how many tasks of the type a node of this executor runs at once, though
+        it may have more slots; None: as many as slots. The coordinator knows and sends no more.
 
         Raises DeclarationError when the handler does not fit.
         """
@@ -116,6 +120,7 @@ class Executor:
                 limits=limits,
                 on_authority_loss=on_authority_loss,
                 scope=scope,
+                concurrency=concurrency,
             )
 
         @overload
@@ -147,6 +152,7 @@ class Executor:
         limits: Limits | None = None,
         on_authority_loss: OnAuthorityLoss = "cancel",
         scope: Scope | None = None,
+        concurrency: int | None = None,
     ) -> None:
         """Declare that a program does the work of a task type.
 
@@ -181,6 +187,7 @@ class Executor:
             limits=limits,
             on_authority_loss=on_authority_loss,
             scope=scope,
+            concurrency=concurrency,
             command=Command(program, digest, arguments, tuple(sorted((environment or {}).items()))),
         )
 

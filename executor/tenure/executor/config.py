@@ -16,7 +16,7 @@ from tenure.contract.quantities import (
     cpu_millis,
     memory_bytes,
 )
-from tenure.contract.reports import NodeFacts, Resources
+from tenure.contract.reports import MAX_SLOTS, NodeFacts, Resources
 from tenure.contract.tasks import DEFAULT_PAYLOAD_LIMIT_BYTES
 from tenure.executor.cores import available_cores
 from tenure.executor.isolation.place import Account, Place
@@ -63,8 +63,12 @@ class ExecutorSettings(LogSettings, OptionalBrokerSettings):
     slots: Annotated[int, BeforeValidator(_slots)] = Field(
         default_factory=available_cores,
         ge=1,
-        le=100_000,
+        le=MAX_SLOTS,
         description="tasks that run at once; `auto`: one for each core of the machine or container",
+    )
+    concurrency: str | None = Field(
+        default=None,
+        description="tasks of a type at once, like `resize=2,ocr=1`; before what handlers declare",
     )
     cpu: Annotated[str, AfterValidator(_checked_by(cpu_millis))] | None = Field(
         default=None, description="cores offered, like `2` or `500m`; none: not limited"
@@ -137,6 +141,24 @@ class ExecutorSettings(LogSettings, OptionalBrokerSettings):
             networks=None if self.networks is None else tuple(_listed(self.networks)),
             labels=dict(_pair(one) for one in _listed(self.labels or "")),
         )
+
+    @property
+    def concurrency_by_type(self) -> dict[str, int]:
+        """What ``concurrency`` says."""
+        found = {}
+        for one in _listed(self.concurrency or ""):
+            name, _, number = one.partition("=")
+            if not number.isascii() or not number.isdigit() or not 1 <= int(number) <= MAX_SLOTS:
+                raise ValueError(
+                    f"concurrency: {one!r} is not written like type=2, with 1 … {MAX_SLOTS}"
+                )
+            found[name] = int(number)
+        return found
+
+    @model_validator(mode="after")
+    def _check_concurrency(self) -> Self:
+        _ = self.concurrency_by_type
+        return self
 
     @model_validator(mode="after")
     def _check_broker(self) -> Self:

@@ -18,7 +18,13 @@ from typing import (
 from pydantic import BaseModel
 
 from tenure.contract.isolation import Limits, OnAuthorityLoss, RunsIn
-from tenure.contract.reports import MAX_COST_MINOR, Requirements, Resources, TaskTypeDeclaration
+from tenure.contract.reports import (
+    MAX_COST_MINOR,
+    MAX_SLOTS,
+    Requirements,
+    Resources,
+    TaskTypeDeclaration,
+)
 from tenure.contract.scope import UNLIMITED, Scope
 from tenure.contract.states import Effects, Match
 from tenure.contract.tasktype import TaskType
@@ -93,6 +99,7 @@ class HandlerDeclaration:
     on_authority_loss: OnAuthorityLoss = "cancel"
     command: Command | None = None
     scope: Scope = UNLIMITED
+    concurrency: int | None = None
 
     def to_wire(self) -> TaskTypeDeclaration:
         """As sent with the registration."""
@@ -132,6 +139,7 @@ def declare(
     on_authority_loss: OnAuthorityLoss = "cancel",
     command: Command | None = None,
     scope: Scope | None = None,
+    concurrency: int | None = None,
 ) -> HandlerDeclaration:
     """A checked declaration. Raises DeclarationError that says what to change."""
     where = f"the handler of task type {task_type.name!r}"
@@ -157,6 +165,8 @@ def declare(
         ) from None
     if not 0 <= cost_minor <= MAX_COST_MINOR:
         raise DeclarationError(f"cost_minor={cost_minor} of {where} is not in 0 … 10**15.")
+    if concurrency is not None and not 1 <= concurrency <= MAX_SLOTS:
+        raise DeclarationError(f"concurrency={concurrency} of {where} is not in 1 … {MAX_SLOTS}.")
     if command is None:
         _check_signature(task_type, handler, where)
     is_async = _is_async(handler)
@@ -181,6 +191,7 @@ def declare(
         on_authority_loss=on_authority_loss,
         command=command,
         scope=scope or UNLIMITED,
+        concurrency=concurrency,
     )
 
 

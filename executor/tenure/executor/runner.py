@@ -39,8 +39,9 @@ log = structlog.get_logger("tenure.executor")
 async def run(app: Executor, settings: ExecutorSettings, faults: FaultPoints = NO_FAULTS) -> None:
     """Run until SIGTERM or SIGINT, drain, and return; a second signal cuts the drain short.
 
-    Servers that are away are waited for. Raises DeclarationError for an executor without handlers,
-    ListenRefused, NodeGone when another process took this node's name, and LifespanFailed.
+    Servers that are away are waited for. Raises DeclarationError for an executor without handlers
+    and for settings about a type that it does not run, ListenRefused, NodeGone when another process
+    took this node's name, and LifespanFailed.
     """
     logs.configure(settings.log_format, settings.log_level)
     expect_given_up()
@@ -61,6 +62,7 @@ async def run_until(
         raise DeclarationError(
             f"executor {app.name!r} has no handlers.", next_step="Declare one with @app.task(...)."
         )
+    concurrency = _concurrency(app, settings)
     if not counts_suspend():
         log.warning("no clock here counts suspended time: the wall clock is watched beside it")
     metrics = ExecutorMetrics()
@@ -86,6 +88,7 @@ async def run_until(
         around = Surroundings(
             settings=settings,
             handlers=app.handlers,
+            concurrency=concurrency,
             software=f"{app.name} {app.version}",
             executable=executable_of_app(app, build_digest=settings.build_digest),
             sandbox=Sandbox(
@@ -114,6 +117,23 @@ async def run_until(
             await inbox.stop(_INBOX_STOP_SECONDS)
             await coordinator.close()
     log.info("executor ended", node_id=node_id)
+
+
+def _concurrency(app: Executor, settings: ExecutorSettings) -> dict[str, int]:
+    """By task type, as handlers declare it and the settings say otherwise."""
+    stated = settings.concurrency_by_type
+    if strangers := stated.keys() - app.handlers.keys():
+        raise DeclarationError(
+            f"TENURE_CONCURRENCY names {min(strangers)!r}, which executor {app.name!r} does not"
+            " run.",
+            next_step=f"It runs {', '.join(sorted(app.handlers))}.",
+        )
+    declared = {
+        name: each.concurrency
+        for name, each in app.handlers.items()
+        if each.concurrency is not None
+    }
+    return declared | stated
 
 
 _SERVERS: Final = ("coordinator", "broker")

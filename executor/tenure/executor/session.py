@@ -72,6 +72,7 @@ class Surroundings:
 
     settings: ExecutorSettings
     handlers: Mapping[str, HandlerDeclaration]
+    concurrency: Mapping[str, int]
     software: str
     executable: Executable | None
     resources: object
@@ -106,6 +107,7 @@ class Session:
             executable=around.executable,
             queue=not settings.no_broker,
             facts=settings.facts,
+            concurrency=around.concurrency,
         )
         self._register_again = asyncio.Event()
         self._compare_now = asyncio.Event()
@@ -179,6 +181,7 @@ class Session:
         work = Work(
             around.handlers,
             slots=settings.slots,
+            concurrency=around.concurrency,
             metrics=around.metrics,
             ended=self._attempt_ended,
         )

@@ -1,7 +1,7 @@
 """What runs on this node: the slots, the runs in them, and the watchdog over their authority."""
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Final, Protocol
@@ -41,19 +41,23 @@ class Running(Protocol):
 
 
 class Work:
-    """Starts, cancels and drains runs. At most ``slots`` run at once; the coordinator counts too,
-    so assignments wait here only while a handler stays beyond its authority."""
+    """Starts, cancels and drains runs. At most ``slots`` run at once, and of a type at most as many
+    as ``concurrency`` says; the coordinator counts too, so assignments wait here only while a
+    handler stays beyond its authority."""
 
     def __init__(
         self,
         handlers: Mapping[str, HandlerDeclaration],
         *,
         slots: int,
+        concurrency: Mapping[str, int] | None = None,
         metrics: ExecutorMetrics,
         ended: Callable[[AttemptId], None],
     ) -> None:
         self._handlers = handlers
         self._free = slots
+        self._at_once = concurrency or {}
+        self._running: Counter[str] = Counter()
         self._metrics = metrics
         self._ended = ended
         self._pipeline: Running | None = None
@@ -184,13 +188,22 @@ class Work:
         execution.ask_to_stop(execution.stop or Stop.AUTHORITY, now)
 
     def _fill_slots(self) -> None:
-        while self._waiting and self._free > 0:
-            assignment = self._waiting.popleft()
+        while self._free > 0 and (assignment := self._next()) is not None:
             execution = Execution(assignment, self._handlers[assignment.task_type])
             self._executions[assignment.attempt_id] = execution
             self._free -= 1
+            self._running[assignment.task_type] += 1
             self._metrics.slots_used.inc()
             self._spawn(self._run(execution))
+
+    def _next(self) -> Assignment | None:
+        """The first that may begin: it does not wait for those before it of which too many run."""
+        for number, assignment in enumerate(self._waiting):
+            name = assignment.task_type
+            if name not in self._at_once or self._running[name] < self._at_once[name]:
+                del self._waiting[number]
+                return assignment
+        return None
 
     async def _run(self, execution: Execution) -> None:
         assignment = execution.assignment
@@ -214,6 +227,7 @@ class Work:
             del self._executions[assignment.attempt_id]
             self._ended(assignment.attempt_id)
             self._free += 1
+            self._running[assignment.task_type] -= 1
             self._metrics.slots_used.dec()
             self._fill_slots()
 

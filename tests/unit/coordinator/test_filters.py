@@ -45,6 +45,7 @@ def facts(**stated: Any) -> dict[str, Any]:
     return {"facts": NodeFacts(**stated)}
 
 
+AT_ONCE = {"profiles": tuple(replace(run, concurrency=1) for run in NODE.profiles)}
 UNGUARDED = (RunProfile("sha256", "bb" * 32, Effects.UNGUARDED),)
 EXACT = replace(WAITING, profile=replace(PROFILE, match=Match.EXACT))
 BUDGET = replace(UNLIMITED, budget_unlimited=False, budget_minor=10, held_minor=4, spent_minor=3)
@@ -94,6 +95,8 @@ GROUPS: dict[Filter, list[Case]] = {
         (Exclusion.LABEL_MISSING, GPU, {}, UNLIMITED),
         (Exclusion.LABEL_MISSING, GPU, T4, UNLIMITED),
         (Exclusion.NO_FREE_SLOT, WAITING, {"slots_used": 2}, UNLIMITED),
+        (Exclusion.TYPE_AT_CONCURRENCY, WAITING, AT_ONCE | {"running": {"sha256": 1}}, UNLIMITED),
+        (None, WAITING, AT_ONCE | {"running": {"other": 1}}, UNLIMITED),
         (Exclusion.NOT_ENOUGH_CPU, WAITING, {"cpu_used": 901}, UNLIMITED),
         (Exclusion.NOT_ENOUGH_MEMORY, WAITING, {"memory_used": 901}, UNLIMITED),
     ],

@@ -43,7 +43,7 @@ from tests.support.rows import (
 )
 
 Row = TypeVar("Row")
-COUNTERS = {"slots_used", "cpu_used", "memory_used"}
+COUNTERS = {"slots_used", "cpu_used", "memory_used", "running"}
 ACCOUNT = {"held_minor", "spent_minor", "running", "full_at"}
 ROWS = ("task", "tenant", "attempt", "incarnation", "previous_incarnation", "same_content_receipt")
 NOT_COVERED = {"task_type"}

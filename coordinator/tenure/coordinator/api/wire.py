@@ -166,9 +166,13 @@ def registration(
 ) -> commands.Register:
     """The command of a registration; registering an incarnation again is the same command.
 
-    Raises InvalidPayload for a text that cannot be stored, InvalidRequest for a type named twice.
+    Raises InvalidPayload for a text that cannot be stored, InvalidRequest for a type named twice
+    and for the concurrency of a type that it does not run.
     """
     check_value(request.software, "software")
+    strangers = request.concurrency.keys() - {each.name for each in request.task_types}
+    if strangers:
+        raise InvalidRequest(f"concurrency: {min(strangers)!r} is none of the node's task types.")
     if request.executable is not None:
         check_value([request.executable.name, request.executable.version], "executable")
     return commands.Register(
@@ -191,6 +195,7 @@ def registration(
         executable=None
         if request.executable is None
         else commands.Executable(**request.executable.model_dump()),
+        concurrency=tuple(sorted(request.concurrency.items())),
     )
 
 

@@ -256,6 +256,7 @@ class Register(Command):
     task_types: tuple[TaskTypeDeclared, ...]
     facts_text: str = "{}"  # what the node states about itself, JSON
     executable: Executable | None = None
+    concurrency: tuple[tuple[str, int], ...] = ()  # types of which it runs so many at once
 
 
 @dataclass(frozen=True, slots=True)

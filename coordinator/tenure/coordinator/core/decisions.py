@@ -178,6 +178,7 @@ class IncarnationCreated:
     facts_text: str
     executable: Executable | None
     state: NodeState
+    concurrency: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,7 @@ class Exclusion(StrEnum):
     # resource requirements
     LABEL_MISSING = "label_missing"
     NO_FREE_SLOT = "no_free_slot"
+    TYPE_AT_CONCURRENCY = "type_at_concurrency"
     NOT_ENOUGH_CPU = "not_enough_cpu"
     NOT_ENOUGH_MEMORY = "not_enough_memory"
     # network access
@@ -199,7 +200,8 @@ def workload_compatibility(
 def resources(
     task: TaskRow, node: IncarnationRow, tenant: TenantRow | None, now: int
 ) -> Excluded | None:
-    """The node has the labels that the workload wants, and a slot and the resources left."""
+    """The node has the labels that the workload wants, and a slot and the resources left; and it
+    runs fewer tasks of the type than it takes at once."""
     if task.profile is not None:
         missing = task.profile.requirements.labels - node.facts.labels
         if missing:
@@ -209,6 +211,9 @@ def resources(
     if node.slots_used + need.slots > node.slots:
         free = node.slots - node.slots_used
         return _short_of(Exclusion.NO_FREE_SLOT, need.slots, free, "slots")
+    left = concurrency_left(node, task.type)
+    if left is not None and left < 1:
+        return _short_of(Exclusion.TYPE_AT_CONCURRENCY, 1, left, f"more of type {task.type}")
     if node.cpu_millis is not None and node.cpu_used + need.cpu_millis > node.cpu_millis:
         free = node.cpu_millis - node.cpu_used
         return _short_of(Exclusion.NOT_ENOUGH_CPU, need.cpu_millis, free, "thousandths of a core")
@@ -315,6 +320,14 @@ def paused(pause: PauseRow) -> Excluded:
     return Excluded(Exclusion.PAUSED, "no pause", f"{pause.paused_by} paused it: {pause.reason}")
 
 
+def concurrency_left(node: IncarnationRow, type_name: str) -> int | None:
+    """How many more tasks of a type the node takes at once; None: as many as it has slots."""
+    run = _run_by(node, type_name)
+    if run is None or run.concurrency is None:
+        return None
+    return run.concurrency - node.running.get(type_name, 0)
+
+
 def has_rejected(task: TaskRow, node: IncarnationRow) -> bool:
     """Whether this start of the node has handed the task back. Others are asked instead, until an
     operator releases the task (STATE-05)."""
@@ -324,7 +337,7 @@ def has_rejected(task: TaskRow, node: IncarnationRow) -> bool:
 def could_take(task: TaskRow, node: IncarnationRow, tenant: TenantRow | None) -> bool:
     """Whether the node could take the task if it had nothing else to do: what all filters say of
     it, but for the tenant's budget and the deadline, which are no matter of the node."""
-    idle = replace(node, slots_used=0, cpu_used=0, memory_used=0)
+    idle = replace(node, slots_used=0, cpu_used=0, memory_used=0, running={})
     return all(
         judge(task, idle, tenant, 0) is None
         for name, judge in FILTERS

@@ -66,6 +66,7 @@ def register(command: Register, snapshot: Snapshot, minted: Minted) -> Decision:
             facts_text=command.facts_text,
             executable=command.executable,
             state=state,
+            concurrency=command.concurrency,
         )
     )
     events.append(

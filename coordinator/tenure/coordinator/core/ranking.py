@@ -9,7 +9,13 @@ from typing import Final
 from tenure.contract.ids import IncarnationId, TaskId, TenantId
 from tenure.contract.states import TaskState
 from tenure.coordinator.core.fairness import Turns
-from tenure.coordinator.core.filters import budget, deadline, exclusion, has_rejected
+from tenure.coordinator.core.filters import (
+    budget,
+    concurrency_left,
+    deadline,
+    exclusion,
+    has_rejected,
+)
 from tenure.coordinator.core.limits import Allowances
 from tenure.coordinator.core.rows import (
     IncarnationRow,
@@ -61,7 +67,8 @@ class Kind:
 class Room:
     """The most that any one eligible node has free for tasks of a kind; None: not limited.
 
-    ``most``: so many may begin by the limits of the tenant and the type. ``closed_keys``: tasks
+    ``most``: so many may begin by the limits of the tenant and the type, and by the concurrency
+    of the type on the nodes. ``closed_keys``: tasks
     with these may not. ``paces_keys``: starts are limited for each key by itself.
     """
 
@@ -110,6 +117,10 @@ def rooms(
         tenant = tenants.get(kind.tenant)
         eligible = [node for node in nodes if exclusion(probe, node, tenant, now) is None]
         if eligible:
+            taken = [concurrency_left(node, kind.profile.type) for node in eligible]
+            if None not in taken:
+                at_once = sum(one for one in taken if one is not None)
+                most = at_once if most is None else min(most, at_once)
             found.append(
                 Room(
                     kind.tenant,
@@ -217,6 +228,7 @@ def plan(
             slots_used=best.slots_used + task.resources.slots,
             cpu_used=best.cpu_used + task.resources.cpu_millis,
             memory_used=best.memory_used + task.resources.memory_bytes,
+            running={**best.running, task.type: best.running.get(task.type, 0) + 1},
         )
         if taken.slots_used >= taken.slots:
             del free[best.incarnation]

@@ -139,11 +139,12 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class RunProfile:
-    """A task type as one node runs it."""
+    """A task type as one node runs it. ``concurrency``: so many at once; None: as many as slots."""
 
     type: str
     digest: str
     effects: Effects
+    concurrency: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +223,8 @@ class IncarnationRow:
     executable_digest: str | None = None
     executable_withdrawn: bool = False
     under_review: bool = False
+    running: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """Tasks that it has, by type; counted where it limits the concurrency of any."""
 
 
 @dataclass(frozen=True, slots=True)

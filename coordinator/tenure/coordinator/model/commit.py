@@ -242,6 +242,11 @@ def _has_room(rows: Rows, write: AttemptCreated, at: int) -> bool:
         node.slots_used + need.slots <= node.slots
         and (node.cpu_millis is None or node.cpu_used + need.cpu_millis <= node.cpu_millis)
         and (node.memory_bytes is None or node.memory_used + need.memory_bytes <= node.memory_bytes)
+        and all(
+            node.running.get(run.type, 0) < run.concurrency
+            for run in node.profiles
+            if run.type == write.type and run.concurrency is not None
+        )
         and (write.cost_minor == 0 or _affordable(rows, write))
         and within_limits(rows, write, at)
     )

@@ -236,6 +236,7 @@ def _count(rows: Rows, held: Reservation, tenant_id: TenantId, sign: int, *, spe
         slots_used=node.slots_used + sign * held.amounts.slots,
         cpu_used=node.cpu_used + sign * held.amounts.cpu_millis,
         memory_used=node.memory_used + sign * held.amounts.memory_bytes,
+        running=_running(node, held.type, sign),
     )
     tenant = rows.tenants[tenant_id]
     account = replace(
@@ -248,6 +249,14 @@ def _count(rows: Rows, held: Reservation, tenant_id: TenantId, sign: int, *, spe
         incarnations={**rows.incarnations, held.incarnation: counted},
         tenants={**rows.tenants, tenant_id: account},
     )
+
+
+def _running(node: IncarnationRow, type_name: str, sign: int) -> dict[str, int]:
+    """As it is loaded: types that it has any of, where it limits the concurrency of any."""
+    if all(run.concurrency is None for run in node.profiles):
+        return {}
+    counted = {**node.running, type_name: node.running.get(type_name, 0) + sign}
+    return {name: number for name, number in counted.items() if number}
 
 
 def _create_incarnation(rows: Rows, write: IncarnationCreated, at: int) -> Rows:
@@ -267,7 +276,12 @@ def _create_incarnation(rows: Rows, write: IncarnationCreated, at: int) -> Rows:
         task_types=frozenset(declared.name for declared in write.task_types),
         last_seen_at=at,
         profiles=tuple(
-            RunProfile(declared.name, declared.profile.digest, declared.profile.effects)
+            RunProfile(
+                declared.name,
+                declared.profile.digest,
+                declared.profile.effects,
+                dict(write.concurrency).get(declared.name),
+            )
             for declared in write.task_types
         ),
     )

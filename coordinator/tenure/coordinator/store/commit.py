@@ -274,6 +274,7 @@ class _Batch:
         executable = write.executable
         digest = None if executable is None else executable.digest
         inventory = None if executable is None else executable.inventory_digest
+        at_once = dict(write.concurrency)
         self.incarnation_inserts.append(
             (
                 item, write.incarnation, write.tenant, write.node_id, write.queue, write.software,
@@ -284,6 +285,7 @@ class _Batch:
                 write.facts_text, executable and executable.name,
                 executable and executable.version, _optional_bytes(digest),
                 _optional_bytes(inventory), write.state.value,
+                [at_once.get(declared.name) for declared in write.task_types] if at_once else None,
             )
         )  # fmt: skip
         for declared in write.task_types:

@@ -70,6 +70,7 @@ grant execute on function
     tenure.settle_dead_letter(text, bigint, text, text, text),
     tenure.pauses_of(text),
     tenure.limits_of(text),
+    tenure.running_types(uuid),
     tenure.set_limit(text, text, text, integer, integer, integer, integer, text, integer),
     tenure.remove_limit(text, text, text, text),
     tenure.forget_full_buckets(integer),

@@ -255,6 +255,7 @@ def incarnation_row(record: Record) -> IncarnationRow | None:
     if record["incarnation"] is None:
         return None
     executable = record["executable_digest"]
+    types = record["task_types"]
     return IncarnationRow(
         incarnation=IncarnationId(str(record["incarnation"])),
         tenant=TenantId(record["node_tenant"]),
@@ -268,21 +269,23 @@ def incarnation_row(record: Record) -> IncarnationRow | None:
         slots_used=record["slots_used"],
         cpu_used=record["cpu_used"],
         memory_used=record["memory_used"],
-        task_types=frozenset(record["task_types"]),
+        task_types=frozenset(types),
         last_seen_at=to_microseconds(record["last_seen_at"]),
         facts=node_facts(record["node_facts"]),
         profiles=tuple(
-            RunProfile(type_name, digest.hex(), Effects(effects))
-            for type_name, digest, effects in zip(
-                record["task_types"],
+            RunProfile(type_name, digest.hex(), Effects(effects), concurrency)
+            for type_name, digest, effects, concurrency in zip(
+                types,
                 record["profile_digests"],
                 record["type_effects"],
+                record["type_concurrency"] or [None] * len(types),
                 strict=True,
             )
         ),
         executable_digest=None if executable is None else executable.hex(),
         executable_withdrawn=record["executable_withdrawn"],
         under_review=record["under_review"],
+        running={} if record["running_types"] is None else from_json(record["running_types"]),
     )
 
 

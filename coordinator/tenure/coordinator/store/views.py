@@ -166,6 +166,11 @@ def node_view(row: Record) -> NodeView:
             name: digest.hex()
             for name, digest in zip(row["task_types"], row["profile_digests"], strict=True)
         },
+        concurrency={
+            name: number
+            for name, number in zip(row["task_types"], row["type_concurrency"] or (), strict=False)
+            if number is not None
+        },
         facts=NodeFacts.model_validate_json(row["facts"]),
         executable=None
         if row["executable_digest"] is None

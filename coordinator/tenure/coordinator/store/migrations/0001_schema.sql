@@ -189,6 +189,7 @@ create table incarnations (
     task_types text[] not null,
     profile_digests bytea[] not null,       -- of each type, in the same order
     type_effects text[] not null,
+    type_concurrency integer[],             -- so many of each at once; null: of this type, of any, as many as slots
     own_facts jsonb not null,               -- as the node states them
     facts jsonb not null,                   -- what counts
     executable_name text,

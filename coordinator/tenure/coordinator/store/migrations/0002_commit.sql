@@ -81,7 +81,7 @@ create type incarnation_insert as (
     protocol_version integer, slots integer, cpu_millis integer, memory_bytes bigint,
     task_types text[], profile_digests bytea[], type_effects text[], own_facts jsonb,
     executable_name text, executable_version text, executable_digest bytea, inventory_digest bytea,
-    state text
+    state text, type_concurrency integer[]
 );
 create type incarnation_update as (item integer, incarnation uuid, state text, sequence bigint);
 create type task_type_upsert as (
@@ -151,6 +151,7 @@ declare
     v_cpu bigint[] := '{}';
     v_memory bigint[] := '{}';
     v_limited boolean := false;
+    v_types jsonb := '{}';
     v_begun jsonb := '{}';
     v_with_it jsonb;
     v_running bigint;
@@ -391,6 +392,8 @@ begin
             s.type, s.concurrency_key,
             e.budget_unlimited, e.budget_minor - c.held_minor - c.spent_minor as budget_left,
             dense_rank() over (order by s.incarnation) as k,
+            n.type_concurrency[array_position(n.task_types, s.type)] as at_once, s.incarnation,
+            s.incarnation || ' ' || s.type as node_type,
             n.slots - n.slots_used as slots_free,
             n.cpu_millis - n.cpu_used as cpu_free,
             n.memory_bytes - n.memory_used as memory_free
@@ -433,6 +436,12 @@ begin
                     'running', v_running + 1, 'full_at', v_full_at + l.pace));
             end loop;
         end if;
+        -- As stored and as the items before this one leave it.
+        if r.at_once is not null then
+            v_running := coalesce((v_types ->> r.node_type)::bigint,
+                running_of_type(r.incarnation, r.type));
+            v_fits := v_fits and v_running < r.at_once;
+        end if;
         if v_fits and r.slots_free >= coalesce(v_slots[r.k], 0) + r.slots
             and coalesce(r.cpu_free >= coalesce(v_cpu[r.k], 0) + r.cpu_millis, true)
             and coalesce(r.memory_free >= coalesce(v_memory[r.k], 0) + r.memory_bytes, true)
@@ -444,6 +453,9 @@ begin
                     coalesce((v_held ->> r.tenant)::bigint, 0) + r.cost_minor));
             end if;
             v_begun := v_with_it;
+            if r.at_once is not null then
+                v_types := v_types || jsonb_build_object(r.node_type, v_running + 1);
+            end if;
             v_slots[r.k] := coalesce(v_slots[r.k], 0) + r.slots;
             v_cpu[r.k] := coalesce(v_cpu[r.k], 0) + r.cpu_millis;
             v_memory[r.k] := coalesce(v_memory[r.k], 0) + r.memory_bytes;
@@ -666,13 +678,13 @@ begin
         insert into incarnations (incarnation, tenant, node_id, state, version, sequence, queue,
             software, protocol_version, slots, cpu_millis, memory_bytes, task_types,
             profile_digests, type_effects, own_facts, facts, executable_name, executable_version,
-            executable_digest, executable_withdrawn, registered_at, last_seen_at)
+            executable_digest, executable_withdrawn, type_concurrency, registered_at, last_seen_at)
         select w.incarnation, w.tenant, w.node_id, w.state, 1, 1, w.queue, w.software,
             w.protocol_version, w.slots, w.cpu_millis, w.memory_bytes, w.task_types,
             w.profile_digests, w.type_effects, w.own_facts,
             facts_of(w.own_facts, o.stated_facts), w.executable_name, w.executable_version,
-            w.executable_digest, coalesce(x.state = 'withdrawn', false), decided[w.item],
-            decided[w.item]
+            w.executable_digest, coalesce(x.state = 'withdrawn', false), w.type_concurrency,
+            decided[w.item], decided[w.item]
         from unnest(p_incarnation_inserts) w
         join nodes o on o.tenant = w.tenant and o.node_id = w.node_id
         left join executables x on x.tenant = w.tenant and x.digest = w.executable_digest

@@ -86,7 +86,9 @@ select
     n.cpu_millis as node_cpu_millis, n.memory_bytes as node_memory_bytes, n.slots_used,
     n.cpu_used, n.memory_used, n.task_types, n.last_seen_at, n.facts::text as node_facts,
     n.profile_digests, n.type_effects, n.executable_digest, n.executable_withdrawn,
-    n.under_review,
+    n.under_review, n.type_concurrency,
+    case when n.type_concurrency is not null then tenure.running_types(n.incarnation)::text end
+        as running_types,
     t.profile_digest, p.type as profile_type, p.effects as profile_effects,
     p.max_attempts as profile_max_attempts, p.cpu_millis as profile_cpu_millis,
     p.memory_bytes as profile_memory_bytes, p.locations as profile_locations,
@@ -112,7 +114,9 @@ select
     n.cpu_millis as node_cpu_millis, n.memory_bytes as node_memory_bytes, n.slots_used,
     n.cpu_used, n.memory_used, n.task_types, n.last_seen_at, n.facts::text as node_facts,
     n.profile_digests, n.type_effects, n.executable_digest, n.executable_withdrawn,
-    n.under_review
+    n.under_review, n.type_concurrency,
+    case when n.type_concurrency is not null then tenure.running_types(n.incarnation)::text end
+        as running_types
 from tenure.incarnations n
 where n.tenant = any($1::text[]) and n.state = 'active'
 order by n.incarnation;
@@ -127,7 +131,9 @@ select
     n.cpu_millis as node_cpu_millis, n.memory_bytes as node_memory_bytes, n.slots_used,
     n.cpu_used, n.memory_used, n.task_types, n.last_seen_at, n.facts::text as node_facts,
     n.profile_digests, n.type_effects, n.executable_digest, n.executable_withdrawn,
-    n.under_review,
+    n.under_review, n.type_concurrency,
+    case when n.type_concurrency is not null then tenure.running_types(n.incarnation)::text end
+        as running_types,
     o.node_id is not null as node_known, o.quarantined_at is not null as node_quarantined,
     o.incarnation as node_incarnation
 from unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[]) with ordinality

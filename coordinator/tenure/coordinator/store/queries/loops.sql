@@ -14,7 +14,9 @@ select
     n.cpu_millis as node_cpu_millis, n.memory_bytes as node_memory_bytes, n.slots_used,
     n.cpu_used, n.memory_used, n.task_types, n.last_seen_at, n.facts::text as node_facts,
     n.profile_digests, n.type_effects, n.executable_digest, n.executable_withdrawn,
-    n.under_review,
+    n.under_review, n.type_concurrency,
+    case when n.type_concurrency is not null then tenure.running_types(n.incarnation)::text end
+        as running_types,
     e.tenant as fact_tenant, e.version as tenant_version, e.state as tenant_state, e.weight,
     e.node_pools, e.locations as tenant_locations, e.networks as tenant_networks, e.budget_minor,
     e.budget_unlimited, b.held_minor, b.spent_minor, e.pauses::text as pauses,

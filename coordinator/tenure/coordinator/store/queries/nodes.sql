@@ -62,7 +62,7 @@ limit $3
 select
     node_id, incarnation::text as incarnation, state, software, protocol_version, slots, slots_used,
     cpu_millis, memory_bytes, cpu_used, memory_used, task_types, profile_digests,
-    facts::text as facts, executable_name, executable_version, executable_digest,
+    type_concurrency, facts::text as facts, executable_name, executable_version, executable_digest,
     executable_withdrawn, under_review, registered_at, last_seen_at,
     extract(epoch from clock_timestamp() - last_seen_at)::float8 as seconds_since_seen
 from tenure.incarnations
@@ -77,7 +77,7 @@ select
     o.node_id, o.stated_facts::text as stated_facts,
     n.incarnation::text as incarnation, n.state, n.software, n.protocol_version, n.slots,
     n.slots_used, n.cpu_millis, n.memory_bytes, n.cpu_used, n.memory_used, n.task_types,
-    n.profile_digests, n.facts::text as facts, n.executable_name, n.executable_version,
+    n.profile_digests, n.type_concurrency, n.facts::text as facts, n.executable_name, n.executable_version,
     n.executable_digest, n.executable_withdrawn, n.under_review, n.registered_at, n.last_seen_at,
     extract(epoch from clock_timestamp() - n.last_seen_at)::float8 as seconds_since_seen
 from tenure.nodes o

@@ -164,7 +164,9 @@ select
     n.cpu_millis as node_cpu_millis, n.memory_bytes as node_memory_bytes, n.slots_used,
     n.cpu_used, n.memory_used, n.task_types, n.last_seen_at, n.facts::text as node_facts,
     n.profile_digests, n.type_effects, n.executable_digest, n.executable_withdrawn,
-    n.under_review
+    n.under_review, n.type_concurrency,
+    case when n.type_concurrency is not null then tenure.running_types(n.incarnation)::text end
+        as running_types
 from tenure.incarnations n
 where n.tenant = $1 and n.state <> 'gone'
 order by n.node_id, n.incarnation

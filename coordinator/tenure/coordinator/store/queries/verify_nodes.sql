@@ -65,6 +65,18 @@ from tenure.incarnations n
 where n.incarnation > $1 and n.incarnation <= $2
   and (n.slots_used > n.slots or n.cpu_used > n.cpu_millis or n.memory_used > n.memory_bytes)
 
+-- name: types-are-within-their-concurrency
+select 'incarnation ' || n.incarnation as subject,
+    format('has %s tasks of type %s, and takes %s at once', r.tasks, t.type, t.at_once) as detail
+from tenure.incarnations n
+cross join unnest(n.task_types, n.type_concurrency) as t (type, at_once)
+cross join lateral (
+    select count(*) as tasks from tenure.attempts a
+    join tenure.reservations e on e.attempt_id = a.attempt_id
+    where a.incarnation = n.incarnation and a.ended_at is null and e.type = t.type
+) r
+where n.incarnation > $1 and n.incarnation <= $2 and r.tasks > t.at_once
+
 -- name: one-live-incarnation-per-node
 select 'incarnation ' || n.incarnation as subject,
     format('is %s, and the current one of node %s is %s', n.state, n.node_id,

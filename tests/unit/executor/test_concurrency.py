@@ -1,0 +1,121 @@
+"""How many tasks of a type a node runs at once: declared, set, and kept to."""
+
+import asyncio
+from collections import Counter
+from uuid import uuid4
+
+import pytest
+from pydantic import BaseModel
+
+from tenure.contract.codes import Reason
+from tenure.contract.ids import AttemptId, EventId, FencingToken, TaskId
+from tenure.executor import Context, Executor, TaskType
+from tenure.executor.config import load_settings
+from tenure.executor.core.intake import Assignment
+from tenure.executor.errors import DeclarationError
+from tenure.executor.execution import Execution
+from tenure.executor.metrics import ExecutorMetrics
+from tenure.executor.runner import run_until
+from tenure.executor.stopping import Stopping
+from tenure.executor.work import Work
+from tenure.settings.errors import SettingsInvalid
+from tests.support.waiting import eventually
+
+
+class Nothing(BaseModel):
+    """Input and output."""
+
+
+async def handle(input: Nothing, context: Context[None]) -> Nothing:
+    return input
+
+
+def app(**concurrency: int) -> Executor:
+    made = Executor("bench", version="1")
+    for name in ("resize", "ocr"):
+        task_type = TaskType(name, input=Nothing, output=Nothing)
+        made.task(task_type, concurrency=concurrency.get(name))(handle)
+    return made
+
+
+def settings(concurrency: str) -> dict[str, object]:
+    return {"token": "t" * 16, "no_broker": True, "concurrency": concurrency}
+
+
+class Held:
+    """A pipeline whose runs end when they are told to."""
+
+    def __init__(self) -> None:
+        self.running: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self.ran: list[str] = []
+        self.may_end = asyncio.Semaphore(0)
+
+    async def run(self, execution: Execution) -> None:
+        name = execution.assignment.task_type
+        self.ran.append(name)
+        self.running[name] += 1
+        self.most[name] = max(self.most[name], self.running[name])
+        await self.may_end.acquire()
+        self.running[name] -= 1
+
+    async def reject(self, given: Assignment, reason: Reason) -> None:
+        raise AssertionError
+
+    async def acknowledge_cancel(self, given: Assignment) -> None:
+        raise AssertionError
+
+
+def assignment(name: str) -> Assignment:
+    return Assignment(
+        event_id=EventId(str(uuid4())),
+        task_id=TaskId(str(uuid4())),
+        attempt_id=AttemptId(str(uuid4())),
+        task_type=name,
+        fencing_token=FencingToken(2**32 + 1),
+    )
+
+
+async def test_no_more_of_a_type_run_than_it_says_and_others_do_not_wait_for_it() -> None:
+    work = Work(
+        app().handlers,
+        slots=4,
+        concurrency={"resize": 2},
+        metrics=ExecutorMetrics(),
+        ended=lambda _: None,
+    )
+    held = Held()
+    work.use(held)
+    for _ in range(6):
+        work.start(assignment("resize"))
+    work.start(assignment("ocr"))
+    await eventually(lambda: len(held.ran) == 3)
+    assert Counter(held.ran) == {"resize": 2, "ocr": 1}, "the last one did not wait for the others"
+    for _ in range(7):
+        held.may_end.release()
+    await work.idle()
+    assert Counter(held.ran) == {"resize": 6, "ocr": 1}
+    assert held.most["resize"] == 2
+
+
+@pytest.mark.parametrize("number", [0, -1, 100_001])
+def test_a_concurrency_that_no_node_has_is_refused(number: int) -> None:
+    with pytest.raises(DeclarationError, match=f"concurrency={number}"):
+        app(resize=number)
+
+
+@pytest.mark.parametrize("text", ["resize", "resize=", "resize=0", "resize=two", "resize=1.5"])
+def test_a_setting_that_is_not_written_like_type_and_number_is_refused(text: str) -> None:
+    with pytest.raises(SettingsInvalid, match="concurrency"):
+        load_settings(**settings(text))
+
+
+def test_the_setting_names_types_and_numbers() -> None:
+    read = load_settings(**settings("resize=2, ocr=1"))
+    assert read.concurrency_by_type == {"resize": 2, "ocr": 1}
+
+
+async def test_a_setting_about_a_type_that_is_not_run_says_which_are() -> None:
+    with pytest.raises(DeclarationError, match="'thumbnails'") as raised:
+        await run_until(app(), load_settings(**settings("thumbnails=1")), Stopping(1.0))
+    assert "ocr, resize" in str(raised.value.next_step)
