@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.documents import without_blocks
 from tests.support.repository import REPOSITORY, tracked_files
 
 # Put together from parts, so that this file does not match itself.
@@ -98,13 +99,12 @@ def test_the_image_has_the_versions_that_are_tested() -> None:
 
 
 HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
-FENCED = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 
 
 def anchors(document: Path) -> set[str]:
     """What a link may name in a Markdown document: its headings as GitHub writes them."""
-    text = FENCED.sub("", document.read_text(encoding="utf-8"))
+    text = without_blocks(document.read_text(encoding="utf-8"))
     return {
         re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
         for heading in HEADING.findall(text)
@@ -113,7 +113,7 @@ def anchors(document: Path) -> set[str]:
 
 def broken_links(document: Path) -> list[str]:
     """Relative links of a Markdown document that lead to no file, folder or heading."""
-    text = FENCED.sub("", document.read_text(encoding="utf-8"))
+    text = without_blocks(document.read_text(encoding="utf-8"))
     broken = []
     for target, anchor in LINK.findall(text):
         if "://" in target or target.startswith("mailto:"):

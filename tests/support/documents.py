@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from tests.support.repository import REPOSITORY, tracked_files
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\S*)\s*$")
+_BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"^ *<!-- (?P<text>.*?) -->$")
 _SKIP = re.compile(r"skip (?P<name>[a-z-]+): (?P<reason>.+)")
 _FILE = re.compile(r"# (?P<name>[\w./-]+\.(?:py|toml))\n")
@@ -114,6 +115,16 @@ def _understood(place: str, directions: list[str]) -> tuple[str | None, frozense
     if unknown or len(skips) > 1:
         raise ValueError(f"{place}: not understood: {sorted(unknown) or 'two skips'}")
     return (skips[0]["name"] if skips else None), others
+
+
+def without_blocks(text: str) -> str:
+    """A page without its code blocks."""
+    return _BLOCK.sub("", text)
+
+
+def without_code(text: str) -> str:
+    """A page's prose: without its blocks, and without what is written as code in a line."""
+    return re.sub(r"`[^`\n]+`", "", without_blocks(text))
 
 
 def pages() -> dict[str, list[Block]]:
