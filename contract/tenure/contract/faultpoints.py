@@ -27,6 +27,7 @@ class FaultPoint(StrEnum):
     # executor; the subject is the attempt, where there is one
     AFTER_INBOX = "after_inbox"  # stored, not acknowledged
     AFTER_ACK = "after_ack"
+    BEFORE_HANDLER = "before_handler"  # fences raised, the handler is about to have control
     BEFORE_EFFECT = "before_effect"  # after the own last check, before the receiver's BEGIN
     AFTER_EFFECT = "after_effect"  # committed by the receiver
     BEFORE_REPORT = "before_report"  # the handler has ended, the coordinator does not know

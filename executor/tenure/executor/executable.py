@@ -9,6 +9,7 @@ every machine and changes with every line. Who builds images passes the image's 
 import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
@@ -50,6 +51,7 @@ def executable_of(
     )
 
 
+@cache
 def inventory_digest() -> str:
     """SHA-256 over the Python version and the names and versions of all installed distributions."""
     installed = {

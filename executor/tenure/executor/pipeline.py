@@ -283,6 +283,7 @@ class Pipeline:
 
     async def _called(self, execution: Execution, context: Context[Any]) -> object:
         declaration, input = execution.declaration, _present(execution.input)
+        await self._faults.reach(FaultPoint.BEFORE_HANDLER, execution.assignment.attempt_id)
         sandbox = self._sandbox
         if declaration.runs_in == "executor" and not (
             execution.suspect and sandbox is not None and sandbox.can_run_alone

@@ -5,6 +5,7 @@ coordinator's list finds what no message brought (OPS-01).
 """
 
 from collections.abc import Sequence, Set
+from typing import Protocol
 
 import structlog
 
@@ -28,11 +29,19 @@ from tenure.executor.core.intake import (
     judge,
     may_start,
 )
-from tenure.executor.inbox import Inbox
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.executor.work import Work
 
 log = structlog.get_logger("tenure.executor")
+
+
+class Storing(Protocol):
+    """The inbox, as this module uses it."""
+
+    async def store(
+        self, assignments: Sequence[Assignment], incarnation: IncarnationId
+    ) -> list[bool]:
+        """Make the assignments durable; of each whether it was new. Raises InboxUnavailable."""
 
 
 class Reception:
@@ -43,7 +52,7 @@ class Reception:
         *,
         incarnation: IncarnationId,
         task_types: Set[str],
-        inbox: Inbox,
+        inbox: Storing,
         work: Work,
         metrics: ExecutorMetrics,
         faults: FaultPoints = NO_FAULTS,

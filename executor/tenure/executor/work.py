@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -53,13 +53,17 @@ class Work:
         concurrency: Mapping[str, int] | None = None,
         metrics: ExecutorMetrics,
         ended: Callable[[AttemptId], None],
+        settled: Callable[[], None] = lambda: None,
     ) -> None:
+        """``ended`` is told of each attempt that has ended here, ``settled`` of everything that was
+        under way and is not any more."""
         self._handlers = handlers
         self._free = slots
         self._at_once = concurrency or {}
         self._running: Counter[str] = Counter()
         self._metrics = metrics
         self._ended = ended
+        self._settled = settled
         self._pipeline: Running | None = None
         self._waiting: deque[Assignment] = deque()
         self._executions: dict[AttemptId, Execution] = {}
@@ -75,9 +79,18 @@ class Work:
         """The pipeline needs this module's wake-up, so it is made second."""
         self._pipeline = pipeline
 
+    @property
+    def under_way(self) -> int:
+        """Runs, rejections and acknowledgements that have not ended."""
+        return len(self._tasks)
+
     def knows(self, attempt_id: AttemptId) -> bool:
         """Whether the attempt was started here, by this process."""
         return attempt_id in self._recent
+
+    def runs(self, attempt_id: AttemptId) -> bool:
+        """Whether the attempt is under way here."""
+        return attempt_id in self._executions
 
     def start(self, assignment: Assignment) -> None:
         """Run an assignment that the inbox has stored, as soon as a slot is free."""
@@ -138,18 +151,18 @@ class Work:
         (LEASE-09). Until cancelled."""
         while True:
             self._changed.clear()
-            pause = self._judge(self._executions.values())
+            pause = self.look()
             try:
                 async with asyncio.timeout(pause):
                     await self._changed.wait()
             except TimeoutError:
                 pass  # time to look
 
-    def _judge(self, executions: Iterable[Execution]) -> float:
+    def look(self) -> float:
         """End what may act no longer; seconds until the next deadline, WATCH_SECONDS at most."""
         pause = WATCH_SECONDS
         now = self._now()
-        for execution in executions:
+        for execution in self._executions.values():
             lease = execution.lease
             if lease is None or not execution.handler_runs:
                 continue
@@ -253,6 +266,7 @@ class Work:
         self._tasks.discard(task)
         if not self._tasks:
             self._idle.set()
+        self._settled()
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -1,0 +1,1 @@
+"""A fleet without servers: the coordinator's own rules over rows in memory."""
