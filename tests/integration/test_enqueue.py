@@ -353,3 +353,51 @@ async def test_allowing_says_what_is_missing(
         await applications.allow(empty_database.owner_url, "postgres", TenantId("default"))
     async with session(emptied_database.owner_url) as owner:
         assert await owner.fetchval("select count(*) from tenure.intake_roles") == 0
+
+
+@pytest.mark.requirement("LEASE-11")
+@pytest.mark.parametrize(
+    "scope",
+    [
+        "[]",
+        '{"operations": "read"}',
+        '{"operations": []}',
+        '{"operations": [1]}',
+        '{"operations": [""]}',
+        '{"operations": ["a\\u0000"]}',
+        '{"operation": ["read"]}',
+        f'{{"objects": ["{"a" * 301}"]}}',
+    ],
+)
+async def test_what_is_no_scope_is_refused_at_once(
+    connection: asyncpg.Connection, scope: str
+) -> None:
+    code, message = await refusal(connection, scope=scope)
+    assert (code, message.partition(":")[0]) == ("TN020", "scope")
+
+
+@pytest.mark.parametrize(
+    "trace", ["", "00-" + "0" * 32 + "-" + "1" * 16 + "-01", "00-" + "1" * 32 + "-01"]
+)
+async def test_what_is_no_trace_is_refused_at_once(
+    connection: asyncpg.Connection, trace: str
+) -> None:
+    code, message = await refusal(connection, traceparent=trace)
+    assert (code, message.partition(":")[0]) == ("TN020", "traceparent")
+
+
+@pytest.mark.requirement("LEASE-11")
+async def test_the_same_key_with_another_scope_is_a_conflict_and_with_another_trace_is_not(
+    connection: asyncpg.Connection, owner: asyncpg.Connection
+) -> None:
+    first = await enqueue(connection, idempotency_key="k", scope='{"operations": ["read"]}')
+    again = await enqueue(
+        connection,
+        idempotency_key="k",
+        scope='{"operations":  ["read"]}',
+        traceparent="00-" + "1" * 32 + "-" + "2" * 16 + "-01",
+    )
+    assert again == first
+    for scope in ('{"operations": ["write"]}', None):
+        code, _ = await refusal(connection, idempotency_key="k", scope=scope)
+        assert code == "TN023"

@@ -19,7 +19,7 @@ from tests.support.sessions import session
 OPTIONS = {
     "idempotency_key": "text", "priority": "integer", "not_before": "timestamptz",
     "deadline": "timestamptz", "cpu_millis": "integer", "memory_bytes": "bigint", "tenant": "text",
-    "concurrency_key": "text",
+    "concurrency_key": "text", "scope": "json", "traceparent": "text",
 }  # fmt: skip
 
 

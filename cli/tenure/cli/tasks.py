@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter
+from pydantic import ValidationError
 
 from tenure.cli import verbs
 from tenure.cli.connection import open_client
@@ -21,6 +22,7 @@ from tenure.contract.errors import InvalidPayload
 from tenure.contract.ids import FencingToken, generation_of
 from tenure.contract.operations import RevocationRequest
 from tenure.contract.reports import Resources
+from tenure.contract.scope import Scope
 from tenure.contract.states import TERMINAL_ATTEMPT_STATES, Phase, TaskState
 from tenure.contract.tasks import ReceiptView, TaskView
 
@@ -69,6 +71,14 @@ def submit(
     concurrency_key: Annotated[
         str | None, Parameter(help="What it counts with under limits, like a customer.")
     ] = None,
+    scope_operation: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="Narrow its leases to this operation, a pattern; repeat it."),
+    ] = None,
+    scope_object: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="Narrow its leases to this object, a pattern; repeat it."),
+    ] = None,
     explain: Annotated[
         bool, Parameter(negative="", help="Only say which nodes could take it; make no task.")
     ] = False,
@@ -90,6 +100,8 @@ def submit(
         settings["resources"] = _resources(cpu or "0", memory or "0")
     if concurrency_key is not None:
         settings["concurrency_key"] = concurrency_key
+    if scope_operation or scope_object:
+        settings["scope"] = _scope(scope_operation, scope_object)
     if explain:
         if wait or key is not None:
             raise UsageError("--explain makes no task: leave out --wait and --key.")
@@ -371,6 +383,19 @@ def _resources(cpu: str, memory: str) -> Resources:
         raise UsageError(f"{error}.") from error
 
 
+def _scope(operations: list[str] | None, objects: list[str] | None) -> Scope:
+    """Raises UsageError for what is no pattern."""
+    patterns = {"operations": operations, "objects": objects}
+    try:
+        return Scope.model_validate({name: each for name, each in patterns.items() if each})
+    except ValidationError as error:
+        raise UsageError(f"{error.errors()[0]['msg']}.") from error
+
+
+def _said_of(scope: Scope) -> str:
+    return f"{', '.join(scope.operations)} on {', '.join(scope.objects)}"
+
+
 def _read_json(argument: str) -> Any:
     """The input. Raises UsageError and InvalidPayload."""
     try:
@@ -414,6 +439,7 @@ def _print_view(view: TaskView, because: str) -> None:
             ("ended", view.ended_at),
             ("priority", view.priority or None),
             ("concurrency key", view.concurrency_key),
+            ("scope", None if view.scope is None else _said_of(view.scope)),
             ("effects", view.effects),
             ("profile", view.profile_digest),
             ("failures", f"{view.failures} of at most {view.max_attempts}"),

@@ -19,6 +19,7 @@ from tenure.client.handles import AsyncTaskHandle, TaskHandle
 from tenure.client.intake import enqueue
 from tenure.client.settings import NotConfigured
 from tenure.client.sync_client import Client
+from tenure.contract.scope import Scope
 from tenure.contract.tasktype import TaskType
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "NotDelivered",
     "Refused",
     "ResultTimeout",
+    "Scope",
     "TaskCancelled",
     "TaskExpired",
     "TaskFailed",

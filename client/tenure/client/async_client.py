@@ -80,6 +80,7 @@ from tenure.contract.scheduling import (
     TenantList,
     TenantView,
 )
+from tenure.contract.scope import Scope
 from tenure.contract.subscriptions import (
     Audience,
     Subscribed,
@@ -156,14 +157,16 @@ class AsyncClient:
         resources: Resources | None = None,
         concurrency_key: str | None = None,
         traceparent: str | None = None,
+        scope: Scope | None = None,
     ) -> AsyncTaskHandle[OutputT]:
         """Make a durable task. When this returns, the task is recorded and will be worked on.
 
         The same ``idempotency_key`` with the same content gives the same task, for as long as the
         coordinator keeps outcomes (30 days, unless set otherwise); with other content it is refused
         (``idempotency_conflict``). Instants need a time zone. The ``concurrency_key`` is what it
-        counts with under limits that operators state, like a customer's name; its events carry the
-        ``traceparent`` (W3C Trace Context).
+        counts with under limits that operators state, like a customer's name; its events and its
+        handler get the ``traceparent`` (W3C Trace Context). The ``scope`` narrows what its leases
+        permit: an effect has to fit both it and the scope of the type.
 
         Raises TypeError for an input that is not the one that the type declares.
         """
@@ -176,6 +179,7 @@ class AsyncClient:
             resources=resources,
             concurrency_key=concurrency_key,
             traceparent=traceparent,
+            scope=scope,
         )
         made = await self._http.run(calls.submit(task))
         read_output = output_reader(task_type.output)
@@ -193,6 +197,7 @@ class AsyncClient:
         resources: Resources | None = None,
         concurrency_key: str | None = None,
         traceparent: str | None = None,
+        scope: Scope | None = None,
     ) -> AsyncTaskHandle[Any]:
         """As ``submit``, for callers that know the type by name only: input and output are JSON."""
         task = calls.submission(
@@ -205,6 +210,7 @@ class AsyncClient:
             resources=resources,
             concurrency_key=concurrency_key,
             traceparent=traceparent,
+            scope=scope,
         )
         made = await self._http.run(calls.submit(task))
         return AsyncTaskHandle(self._http, made.task_id, as_it_is, replayed=made.replayed)
@@ -221,6 +227,7 @@ class AsyncClient:
         resources: Resources | None = None,
         concurrency_key: str | None = None,
         traceparent: str | None = None,
+        scope: Scope | None = None,
     ) -> list[AsyncTaskHandle[OutputT]]:
         """Make many tasks in few requests; handles in the order of the inputs.
 
@@ -240,6 +247,7 @@ class AsyncClient:
             resources=resources,
             concurrency_key=concurrency_key,
             traceparent=traceparent,
+            scope=scope,
         )
         read_output = output_reader(task_type.output)
         return all_or_refusal(
@@ -323,6 +331,7 @@ class AsyncClient:
         deadline: datetime | None = None,
         resources: Resources | None = None,
         concurrency_key: str | None = None,
+        scope: Scope | None = None,
     ) -> Explained:
         """What would become of a submission: which nodes could take it, which filter excludes the
         others, and its turn. Refused as the submission would be; nothing is recorded."""
@@ -334,6 +343,7 @@ class AsyncClient:
             deadline=deadline,
             resources=resources,
             concurrency_key=concurrency_key,
+            scope=scope,
         )
         return await self._http.run(calls.explain(task))
 

@@ -21,6 +21,7 @@ from tenure.client.errors import EnqueueRefused
 from tenure.contract.codec import check_value, encode_json
 from tenure.contract.codes import Code
 from tenure.contract.reports import Resources
+from tenure.contract.scope import Scope
 from tenure.contract.tasks import DEFAULT_PAYLOAD_LIMIT_BYTES
 from tenure.contract.tasktype import InputT, TaskType, named
 
@@ -31,7 +32,8 @@ class EnqueueOptions(TypedDict, total=False):
     ``idempotency_key``: the same key gives the same task, over HTTP too; with other content it is
     refused. ``priority``: -100 to 100, higher first. ``not_before``, ``deadline``: with their time
     zone. ``resources``: without, as the type declares. ``concurrency_key``: what it counts with
-    under limits. ``tenant``: only for a login of several.
+    under limits. ``tenant``: only for a login of several. ``scope``: what its leases permit of what
+    its type permits. ``traceparent``: the trace that its events and its handler get.
     """
 
     idempotency_key: str | None
@@ -41,6 +43,8 @@ class EnqueueOptions(TypedDict, total=False):
     resources: Resources | None
     concurrency_key: str | None
     tenant: str | None
+    scope: Scope | None
+    traceparent: str | None
 
 
 class AsyncpgConnection(Protocol):
@@ -172,9 +176,10 @@ _STATEMENT: Final = (
     "select tenure.enqueue(type => {}::text, input => {}::text::json,"
     " idempotency_key => {}::text, priority => {}::integer, not_before => {}::timestamptz,"
     " deadline => {}::timestamptz, cpu_millis => {}::integer, memory_bytes => {}::bigint,"
-    " tenant => {}::text, concurrency_key => {}::text)::text"
+    " tenant => {}::text, concurrency_key => {}::text, scope => {}::text::json,"
+    " traceparent => {}::text)::text"
 )
-_FOR_ASYNCPG: Final = _STATEMENT.format(*(f"${number}" for number in range(1, 11)))
+_FOR_ASYNCPG: Final = _STATEMENT.format(*(f"${number}" for number in range(1, 13)))
 _FOR_PSYCOPG: Final = _STATEMENT.replace("{}", "%s")
 
 CODES: Final = {
@@ -209,6 +214,10 @@ def _values(
     key = options.get("idempotency_key")
     check_value(key, "idempotency_key")
     check_value(options.get("concurrency_key"), "concurrency_key")
+    check_value(options.get("traceparent"), "traceparent")
+    scope = options.get("scope")
+    if scope is not None:
+        check_value(scope.model_dump(), "scope")
     for name in ("not_before", "deadline"):
         instant = options.get(name)
         if isinstance(instant, datetime) and instant.utcoffset() is None:
@@ -225,4 +234,6 @@ def _values(
         None if resources is None else resources.memory_bytes,
         options.get("tenant"),
         options.get("concurrency_key"),
+        None if scope is None else scope.model_dump_json(),
+        options.get("traceparent"),
     )

@@ -350,6 +350,10 @@ class ReportReply(Frozen):
         default=None, description="what an earlier attempt saved last; with these too"
     )
     scope: Scope | None = Field(default=None, description="what the lease permits; with these too")
+    narrowed: Scope | None = Field(
+        default=None, description="what the submission permits of it: what is done has to fit both"
+    )
+    traceparent: str | None = Field(default=None, description="of the submission; with these too")
     task_type: str | None = None
     receipt_id: str | None = None
     admitted_at: datetime | None = None

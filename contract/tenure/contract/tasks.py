@@ -10,6 +10,7 @@ from tenure.contract.ids import TASK_TYPE_PATTERN, TRACEPARENT_PATTERN
 from tenure.contract.isolation import Enforcement
 from tenure.contract.progress import ProgressView
 from tenure.contract.reports import Frozen, NodeFacts, Resources
+from tenure.contract.scope import Scope
 from tenure.contract.states import AttemptState, Phase, TaskState
 
 MAX_TASKS_PER_REQUEST: Final = 1000
@@ -45,6 +46,9 @@ class TaskSubmission(Frozen):
     )
     traceparent: TraceParent | None = Field(
         default=None, description="trace that its events are told under; else that of the request"
+    )
+    scope: Scope | None = Field(
+        default=None, description="what its leases permit of what its type permits; null: all of it"
     )
     idempotency_key: IdempotencyKey | None = None
 
@@ -222,6 +226,10 @@ class TaskView(TaskSummary):
     resources: Resources
     concurrency_key: str | None = Field(description="what it counts with under limits")
     traceparent: str | None = Field(description="of the submission")
+    scope: Scope | None = Field(
+        default=None,
+        description="what the submission permits of what an attempt's scope permits; null: all",
+    )
     cancel_requested_at: datetime | None
     cancel_delivered_at: datetime | None = Field(description="the executor has heard of it")
     cancel_confirmed_at: datetime | None = Field(

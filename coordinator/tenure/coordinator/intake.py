@@ -20,6 +20,7 @@ from tenure.contract.codes import Code
 from tenure.contract.errors import TenureError
 from tenure.contract.ids import CommandId
 from tenure.contract.reports import Resources
+from tenure.contract.scope import Scope
 from tenure.contract.tasks import TaskSubmission
 from tenure.coordinator.authority import Authority
 from tenure.coordinator.core.commands import RefuseIntake, TakeIn
@@ -141,6 +142,8 @@ def _requested(row: IntakeRow) -> TaskSubmission:
         deadline=row.deadline,
         resources=resources,
         concurrency_key=row.concurrency_key,
+        scope=None if row.scope_text is None else Scope.model_validate_json(row.scope_text),
+        traceparent=row.traceparent,
     )
 
 

@@ -43,7 +43,7 @@ from tenure.coordinator.core.decisions import (
 from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot
 from tenure.coordinator.errors import Overloaded, Unavailable
 from tenure.coordinator.store.commit import MAX_ITEMS, Committed
-from tenure.coordinator.store.load import Loaded
+from tenure.coordinator.store.load import NOTHING_GIVEN, Given, Loaded
 from tenure.coordinator.store.postgres import (
     ConnectionLost,
     PostgresError,
@@ -110,9 +110,7 @@ class Entry:
     caller: Caller
     seen: IncarnationId | None = None
     snapshot: tuple[Snapshot, int] | None = None
-    input_text: str | None = None
-    scope_text: str | None = None
-    checkpoint_text: str | None = None
+    given: Given | None = None
     task_type: str | None = None
     answer: Outcome | Unavailable | None = None
 
@@ -398,8 +396,7 @@ class Lane:
         for number, (entry, snapshot) in enumerate(zip(missing, loaded.snapshots, strict=True)):
             entry.snapshot = (snapshot, loaded.now)
             if loaded.inputs:
-                given = loaded.inputs[number]
-                entry.input_text, entry.scope_text, entry.checkpoint_text = given
+                entry.given = loaded.inputs[number]
 
     async def _refuse_unconfirmed(self, entries: Sequence[Entry], now: int) -> None:
         """Nothing is applied. What the callers present is kept for the recovery all the same."""
@@ -417,15 +414,18 @@ class Lane:
     def _answer(
         self, entry: Entry, now: int, at: int, reply: Reply, *, replayed: bool = False
     ) -> None:
+        given = entry.given or NOTHING_GIVEN
         entry.settle(
             Outcome(
                 max(now, at),
                 at,
                 reply=reply,
                 replayed=replayed,
-                input_text=entry.input_text,
-                scope_text=entry.scope_text,
-                checkpoint_text=entry.checkpoint_text,
+                input_text=given.input_text,
+                scope_text=given.scope_text,
+                narrowed_text=given.narrowed_text,
+                traceparent=given.traceparent,
+                checkpoint_text=given.checkpoint_text,
                 task_type=entry.task_type,
             )
         )

@@ -44,6 +44,8 @@ def submission(
     if key is not None:
         check_value(key, "idempotency_key")
     check_value(request.concurrency_key, "concurrency_key")
+    if request.scope is not None:
+        check_value(request.scope.model_dump(), "scope")
     not_before = _instant(request.not_before, "not_before")
     deadline = _instant(request.deadline, "deadline")
     # Not the trace: whoever asks again, asks in another span.
@@ -55,6 +57,7 @@ def submission(
         "deadline": deadline,
         "resources": request.resources.model_dump() if request.resources else None,
         "concurrency_key": request.concurrency_key,
+        "scope": request.scope.model_dump() if request.scope else None,
     }
     return commands.Submit(
         command_id=fallback_id if key is None else derived_id(identity.tenant, "submit", key),
@@ -70,6 +73,7 @@ def submission(
         resources=amounts(request.resources) if request.resources else None,
         concurrency_key=request.concurrency_key,
         traceparent=request.traceparent,
+        scope_text=None if request.scope is None else request.scope.model_dump_json(),
     )
 
 

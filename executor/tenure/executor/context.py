@@ -36,6 +36,8 @@ class Context(Generic[ResourcesT]):
     ``resources`` is what the executor's lifespan yielded (None without one). ``ordinal`` is the
     attempt's number within the task, from 1, where the coordinator said it. ``last_checkpoint`` is
     what an attempt of the task saved last, this one before it was called excluded; None: nothing.
+    ``traceparent`` (W3C Trace Context) is the submission's, for what the handler calls; None: it
+    had none.
     """
 
     def __init__(
@@ -47,10 +49,13 @@ class Context(Generic[ResourcesT]):
         ordinal: int | None = None,
         scope: Scope = UNLIMITED,
         input: Mapping[str, Any] | None = None,
+        narrowed: Scope | None = None,
+        traceparent: str | None = None,
         last_checkpoint: Any = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """``input`` is the task's, which the patterns of ``scope`` may name fields of."""
+        """``input`` is the task's, which the patterns of ``scope`` and of ``narrowed``, the
+        submission's, may name fields of."""
         self._recorder = recorder
         self.last_checkpoint = last_checkpoint
         self._lease = lease
@@ -60,7 +65,8 @@ class Context(Generic[ResourcesT]):
         self.task_type = task_type
         self.ordinal = ordinal
         self.resources = resources
-        self.scope = GrantedScope(scope, input or {})
+        self.scope = GrantedScope(scope, input or {}, narrowed)
+        self.traceparent = traceparent
 
     @property
     def task_id(self) -> TaskId:

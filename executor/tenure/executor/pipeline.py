@@ -17,6 +17,7 @@ from uuid import uuid4
 import structlog
 from pydantic import ValidationError
 from pydantic_core import to_json
+from structlog.contextvars import bind_contextvars
 
 from tenure.contract.codec import encode_json, json_value
 from tenure.contract.codes import Code, Reason
@@ -209,6 +210,8 @@ class Pipeline:
             resources=self._resources,
             ordinal=assignment.ordinal,
             scope=reply.scope or UNLIMITED,
+            narrowed=reply.narrowed,
+            traceparent=reply.traceparent,
             input=reply.input if isinstance(reply.input, dict) else None,
             last_checkpoint=reply.checkpoint,
             recorder=self._recorder,
@@ -217,6 +220,8 @@ class Pipeline:
         execution.suspect = reply.suspect
         self._renewals.hold(execution.lease)
         self._authority_changed()
+        if reply.traceparent is not None:
+            bind_contextvars(trace_id=reply.traceparent.split("-")[1])
         if reply.cancel_requested and execution.stop is None:
             execution.ask_to_stop(Stop.CANCELLED, asyncio.get_running_loop().time())
         return None

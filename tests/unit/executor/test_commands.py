@@ -125,6 +125,13 @@ async def test_its_environment_holds_token_and_deadline_and_nothing_of_the_execu
     }
 
 
+async def test_it_is_told_the_trace_of_the_submission(program: Path) -> None:
+    trace = "00-5f0c9a1e7d3b48269c41d0e2f7a8b613-4e1d9c20b7a35f68-01"
+    b = bench(program, "environment")
+    b.reports.take["traceparent"] = trace
+    assert output(await b.run(assignment("ask")))["said"]["TRACEPARENT"] == trace
+
+
 async def test_its_arguments_are_the_declared_ones(program: Path) -> None:
     assert output(await bench(program, "arguments", "a b", "$HOME").run(assignment("ask"))) == {
         "said": ["arguments", "a b", "$HOME"]

@@ -108,3 +108,22 @@ async def test_no_guard_begins_what_the_lease_does_not_permit(name: str, tmp_pat
 def test_no_two_effects_have_one_name_in_the_inbox() -> None:
     pairs = [("a", ""), ("a", "b"), ("a b", ""), ("a", " b"), ('["a", "b"]', ""), ("", "ab")]
     assert len({inbox_name(operation, key) for operation, key in pairs}) == len(pairs)
+
+
+async def test_requests_carry_the_trace_of_the_submission_unless_they_have_one() -> None:
+    sent: list[str | None] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        sent.append(request.headers.get("traceparent"))
+        return httpx2.Response(201)
+
+    context = attempt()
+    context.traceparent = "00-5f0c9a1e7d3b48269c41d0e2f7a8b613-4e1d9c20b7a35f68-01"
+    async with httpx2.AsyncClient(
+        transport=httpx2.MockTransport(answer), base_url="http://shop"
+    ) as client:
+        guard = HttpGuard(client)
+        await guard.post(context, "/orders", operation="a")
+        await guard.post(context, "/orders", operation="b", headers={"TraceParent": "mine"})
+        await guard.post(attempt(), "/orders", operation="c")
+    assert sent == [context.traceparent, "mine", None]

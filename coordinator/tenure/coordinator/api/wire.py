@@ -261,6 +261,8 @@ def report_reply(report_id: str, outcome: decisions.Outcome) -> ReportReply:
         input=None if outcome.input_text is None else from_json(outcome.input_text),
         checkpoint=None if outcome.checkpoint_text is None else from_json(outcome.checkpoint_text),
         scope=None if outcome.scope_text is None else _scope(outcome.scope_text),
+        narrowed=None if outcome.narrowed_text is None else _scope(outcome.narrowed_text),
+        traceparent=outcome.traceparent,
         task_type=outcome.task_type,
         receipt_id=reply.receipt_id,
         admitted_at=None if reply.receipt_id is None else moment(outcome.at),

@@ -161,6 +161,7 @@ class Words:
             resources=view.resources,
             concurrency_key=view.concurrency_key,
             traceparent=view.traceparent,
+            scope=view.scope,
         )
         command = replace(
             submission(

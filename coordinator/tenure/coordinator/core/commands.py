@@ -50,6 +50,7 @@ class Submit(Command):
     retry_of: TaskId | None = field(default=None, kw_only=True)
     concurrency_key: str | None = field(default=None, kw_only=True)
     traceparent: str | None = field(default=None, kw_only=True)
+    scope_text: str | None = field(default=None, kw_only=True)  # JSON
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ class TaskCreated:
     head_start: int  # microseconds by which it counts as queued earlier than it was
     concurrency_key: str | None = None  # what it counts with under limits
     traceparent: str | None = None
+    scope_text: str | None = None  # what its leases permit of what its type permits (LEASE-11)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,5 +352,7 @@ class Outcome:
     replayed: bool = False
     input_text: str | None = None  # with accept and take
     scope_text: str | None = None  # with these too
+    narrowed_text: str | None = None  # and what the submission permits of it
+    traceparent: str | None = None  # and the submission's
     checkpoint_text: str | None = None  # and of an earlier attempt
     task_type: str | None = None

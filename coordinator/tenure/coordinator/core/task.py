@@ -61,6 +61,7 @@ def submit(command: Submit, snapshot: Snapshot, now: int, minted: Minted) -> Dec
         head_start=head_start(command.priority),
         concurrency_key=command.concurrency_key,
         traceparent=command.traceparent,
+        scope_text=command.scope_text,
     )
     event = Happened(
         event_id=minted.event_ids[0],

@@ -222,6 +222,7 @@ class _Batch:
                 write.effects.value, write.max_attempts, write.resources.cpu_millis,
                 write.resources.memory_bytes, bytes.fromhex(write.profile_digest), write.retry_of,
                 write.head_start, write.concurrency_key, write.traceparent,
+                write.scope_text,
             )
         )  # fmt: skip
 

@@ -55,8 +55,19 @@ from tenure.coordinator.store.rows import (
 _QUERIES: Final = named_queries.load("load.sql")
 
 
-Given: TypeAlias = tuple[str | None, str | None, str | None]
-"""What goes with an attempt: input, scope of the lease, checkpoint of an earlier attempt."""
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What goes with an attempt: input, scope of the lease, what the submission permits of it, the
+    submission's trace, checkpoint of an earlier attempt."""
+
+    input_text: str | None
+    scope_text: str | None
+    narrowed_text: str | None
+    traceparent: str | None
+    checkpoint_text: str | None
+
+
+NOTHING_GIVEN: Final = Given(None, None, None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +127,16 @@ async def load_attempts(asked: Asked, commands: Sequence[AboutTask]) -> Loaded:
             )
             for record in records
         ],
-        tuple((record["input"], record["scope"], record["checkpoint"]) for record in records),
+        tuple(
+            Given(
+                input_text=record["input"],
+                scope_text=record["scope"],
+                narrowed_text=record["narrowed"],
+                traceparent=None if record["scope"] is None else record["traceparent"],
+                checkpoint_text=record["checkpoint"],
+            )
+            for record in records
+        ),
     )
 
 

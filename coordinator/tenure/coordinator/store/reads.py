@@ -26,6 +26,7 @@ from tenure.contract.operations import (
 )
 from tenure.contract.progress import ProgressView
 from tenure.contract.reports import Assignment, Resources
+from tenure.contract.scope import Scope
 from tenure.contract.states import (
     EntityType,
     NodeState,
@@ -115,6 +116,7 @@ class Reads:
             resources=Resources(cpu_millis=row["cpu_millis"], memory_bytes=row["memory_bytes"]),
             concurrency_key=row["concurrency_key"],
             traceparent=row["traceparent"],
+            scope=None if row["scope"] is None else Scope.model_validate_json(row["scope"]),
             cancel_requested_at=row["cancel_requested_at"],
             cancel_delivered_at=row["cancel_delivered_at"],
             cancel_confirmed_at=row["cancel_confirmed_at"],

@@ -305,6 +305,8 @@ class IntakeRow:
     cpu_millis: int | None
     memory_bytes: int | None
     concurrency_key: str | None
+    scope_text: str | None
+    traceparent: str | None
     enqueued_by: str
 
 
@@ -323,6 +325,8 @@ def intake_row(record: Record) -> IntakeRow:
         cpu_millis=record["cpu_millis"],
         memory_bytes=record["memory_bytes"],
         concurrency_key=record["concurrency_key"],
+        scope_text=record["scope"],
+        traceparent=record["traceparent"],
         enqueued_by=record["enqueued_by"],
     )
 

@@ -189,6 +189,8 @@ class _Exchange:
     def headers(self, given: Any) -> httpx2.Headers:
         headers = httpx2.Headers(given)
         headers.update(fencing_headers(self.context, key=self.key))
+        if self.context.traceparent is not None:
+            headers.setdefault("traceparent", self.context.traceparent)
         return headers
 
     def check_authority(self) -> None:

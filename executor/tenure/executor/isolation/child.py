@@ -54,7 +54,11 @@ class ProcessContext(Context[Any]):
             resources=resources,
             ordinal=request["ordinal"],
             scope=Scope.model_validate(request["scope"]),
-            input=request["input"],
+            input=request["input"] if isinstance(request["input"], dict) else None,
+            narrowed=None
+            if request["narrowed"] is None
+            else Scope.model_validate(request["narrowed"]),
+            traceparent=request["traceparent"],
             last_checkpoint=request["last_checkpoint"],
             recorder=parts.channel,
         )

@@ -152,6 +152,8 @@ class Sandbox:
                 "tolerance_seconds": lease.tolerance_seconds,
                 "ordinal": context.ordinal,
                 "scope": context.scope.granted,
+                "narrowed": context.scope.narrowed,
+                "traceparent": context.traceparent,
                 "last_checkpoint": context.last_checkpoint,
             }
         )
@@ -285,7 +287,11 @@ def _said_to_commands(context: Context[Any]) -> dict[str, str]:
         "TENURE_IDEMPOTENCY_KEY": context.idempotency_key,
         "TENURE_LEASE_EXPIRES_AT": context.expires_at.isoformat(),
     }
-    return said if context.ordinal is None else {**said, "TENURE_ATTEMPT": str(context.ordinal)}
+    if context.ordinal is not None:
+        said["TENURE_ATTEMPT"] = str(context.ordinal)
+    if context.traceparent is not None:
+        said["TRACEPARENT"] = context.traceparent  # by that name OpenTelemetry's tools find it
+    return said
 
 
 async def _read(stream: asyncio.StreamReader | None, limit: int) -> bytes:

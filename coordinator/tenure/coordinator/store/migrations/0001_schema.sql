@@ -98,7 +98,8 @@ create index tasks_of_tenant on tasks (tenant, task_id);
 create table task_inputs (
     task_id uuid primary key,
     tenant text not null,
-    input json not null
+    input json not null,
+    scope json                              -- what its leases permit of what its type permits
 );
 
 create table attempts (
@@ -259,7 +260,9 @@ create table intake (
     cpu_millis integer,                     -- null, both: as the type declares
     memory_bytes bigint,
     concurrency_key text,
-    fingerprint bytea not null,             -- of all that is asked for
+    scope json,                             -- null: all that the type permits
+    traceparent text,                       -- of the application (W3C Trace Context)
+    fingerprint bytea not null,             -- of all that is asked for, the trace apart
     enqueued_by text not null,              -- the role that had logged in
     state text not null default 'waiting' check (state in ('waiting', 'taken', 'refused')),
     code text,

@@ -48,7 +48,7 @@ create type task_insert as (
     item integer, task_id uuid, tenant text, type text, input json, priority smallint,
     not_before timestamptz, deadline timestamptz, effects text, max_attempts integer,
     cpu_millis integer, memory_bytes bigint, profile_digest bytea,
-    retry_of uuid, head_start bigint, concurrency_key text, traceparent text
+    retry_of uuid, head_start bigint, concurrency_key text, traceparent text, scope json
 );
 create type task_update as (
     item integer, task_id uuid, state text, reason text, message text, sequence bigint,
@@ -501,8 +501,8 @@ begin
                 - w.head_start * interval '1 microsecond',
             coalesce(w.not_before <= decided[w.item], true), decided[w.item]
         from unnest(p_task_inserts) w where outcomes[w.item] = 0;
-        insert into task_inputs (task_id, tenant, input)
-        select w.task_id, w.tenant, w.input
+        insert into task_inputs (task_id, tenant, input, scope)
+        select w.task_id, w.tenant, w.input, w.scope
         from unnest(p_task_inserts) w where outcomes[w.item] = 0;
     end if;
 

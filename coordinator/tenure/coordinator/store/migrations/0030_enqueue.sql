@@ -36,6 +36,42 @@ as $$
         from 1 for 6), 52, 1), 53, 1), 'hex')::uuid
 $$;
 
+-- Whether it has the form of a scope. What its patterns say is looked at when the row is taken in.
+create function is_scope(p_scope json) returns boolean
+language plpgsql immutable parallel safe
+set search_path = tenure, pg_temp
+as $$
+declare
+    v_patterns record;
+begin
+    if p_scope is null then
+        return true;
+    elsif not pg_input_is_valid(p_scope::text, 'jsonb') or json_typeof(p_scope) <> 'object' then
+        return false;
+    end if;
+    for v_patterns in select key, value from json_each(p_scope) loop
+        if v_patterns.key not in ('operations', 'objects')
+            or json_typeof(v_patterns.value) <> 'array'
+        then
+            return false;
+        elsif json_array_length(v_patterns.value) not between 1 and 100 then
+            return false;
+        elsif exists (
+            select from json_array_elements(v_patterns.value) e
+            where json_typeof(e) <> 'string'
+        ) then
+            return false;
+        elsif exists (
+            select from json_array_elements_text(v_patterns.value) e
+            where char_length(e) not between 1 and 300
+        ) then
+            return false;
+        end if;
+    end loop;
+    return true;
+end
+$$;
+
 create function enqueue(
     type text,
     input json,
@@ -46,7 +82,10 @@ create function enqueue(
     cpu_millis integer default null,    -- thousandths of a core; both null: as the type declares
     memory_bytes bigint default null,
     tenant text default null,           -- needed by a role of several tenants only
-    concurrency_key text default null   -- what it counts with under limits
+    concurrency_key text default null,  -- what it counts with under limits
+    scope json default null,            -- {"operations": [...], "objects": [...]}: what its leases
+                                        -- permit of what its type permits; null: all of it
+    traceparent text default null       -- the application's trace (W3C Trace Context)
 ) returns uuid
 language plpgsql volatile security definer
 set search_path = tenure, pg_temp
@@ -108,6 +147,14 @@ begin
     then
         raise exception 'not_before, deadline: outside the years 1 to 9998'
             using errcode = 'TN020', hint = 'Leave out what is not wanted.';
+    elsif enqueue.traceparent !~ '^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$'
+    then
+        raise exception 'traceparent: not in the form of W3C Trace Context' using errcode = 'TN020',
+            hint = 'Like 00-5f0c9a1e7d3b48269c41d0e2f7a8b613-4e1d9c20b7a35f68-01; null for none.';
+    elsif not is_scope(enqueue.scope) then
+        raise exception 'scope: no object of operations and objects' using errcode = 'TN020',
+            hint = 'Like {"operations": ["write"], "objects": ["orders/17"]}: each 1 to 100 patterns '
+                'of 1 to 300 characters, and one that is left out permits all.';
     elsif enqueue.not_before >= enqueue.deadline then
         raise exception 'not_before: not before the deadline' using errcode = 'TN020',
             hint = 'The work has to fit between the two.';
@@ -130,18 +177,24 @@ begin
     end if;
     v_fingerprint := sha256(convert_to(jsonb_build_array(enqueue.type, v_input, enqueue.priority,
         extract(epoch from enqueue.not_before), extract(epoch from enqueue.deadline),
-        enqueue.cpu_millis, enqueue.memory_bytes, enqueue.concurrency_key)::text, 'UTF8'));
+        enqueue.cpu_millis, enqueue.memory_bytes, enqueue.concurrency_key,
+        enqueue.scope::jsonb)::text, 'UTF8'));
 
     -- Which task: the one that the key stands for already, else a new one.
     if enqueue.idempotency_key is not null then
         v_command_id := command_id_of(v_tenant, 'submit', enqueue.idempotency_key);
-        select (c.reply ->> 'task_id')::uuid as task_id, t.type, i.input::text::jsonb as input
+        select (c.reply ->> 'task_id')::uuid as task_id, t.type, i.input::text::jsonb as input,
+            i.scope::text::jsonb as scope
         into v_found
         from commands c
         left join tasks t on t.task_id = (c.reply ->> 'task_id')::uuid
         left join task_inputs i on i.task_id = t.task_id
         where c.command_id = v_command_id;
-        if v_found.type <> enqueue.type or v_found.input <> v_input then
+        -- The scope's defaults are written out where it was taken in.
+        if v_found.type <> enqueue.type or v_found.input <> v_input
+            or v_found.input is not null and v_found.scope is distinct from
+                '{"operations": ["*"], "objects": ["*"]}'::jsonb || enqueue.scope::jsonb
+        then
             raise exception 'the key % stands for task %, which asks for something else',
                 enqueue.idempotency_key, v_found.task_id
                 using errcode = 'TN023', hint = 'Use a key of its own for each task.';
@@ -167,11 +220,12 @@ begin
                 hint = 'Give a later one, or none.';
         end if;
         insert into intake (tenant, command_id, task_id, idempotency_key, type, input, priority,
-            not_before, deadline, cpu_millis, memory_bytes, concurrency_key, fingerprint, enqueued_by)
+            not_before, deadline, cpu_millis, memory_bytes, concurrency_key, scope, traceparent,
+            fingerprint, enqueued_by)
         values (v_tenant, coalesce(v_command_id, v_task_id), v_task_id, enqueue.idempotency_key,
             enqueue.type, v_text::json, enqueue.priority, enqueue.not_before, enqueue.deadline,
-            enqueue.cpu_millis, enqueue.memory_bytes, enqueue.concurrency_key, v_fingerprint,
-            session_user)
+            enqueue.cpu_millis, enqueue.memory_bytes, enqueue.concurrency_key, enqueue.scope,
+            enqueue.traceparent, v_fingerprint, session_user)
         on conflict (command_id) where state <> 'refused' do nothing;
         if found then
             return v_task_id;
@@ -194,10 +248,11 @@ declare
     v_rows integer;
 begin
     insert into intake (tenant, command_id, task_id, idempotency_key, type, input, priority,
-        not_before, deadline, cpu_millis, memory_bytes, concurrency_key, fingerprint, enqueued_by)
+        not_before, deadline, cpu_millis, memory_bytes, concurrency_key, scope, traceparent,
+        fingerprint, enqueued_by)
     select q.tenant, q.command_id, q.task_id, q.idempotency_key, q.type, q.input, q.priority,
-        q.not_before, q.deadline, q.cpu_millis, q.memory_bytes, q.concurrency_key, q.fingerprint,
-        q.enqueued_by
+        q.not_before, q.deadline, q.cpu_millis, q.memory_bytes, q.concurrency_key, q.scope,
+        q.traceparent, q.fingerprint, q.enqueued_by
     from intake q
     where q.state = 'refused' and q.tenant = p_tenant
         and (p_code is null or q.code = p_code)

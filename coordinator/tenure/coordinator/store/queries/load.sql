@@ -18,7 +18,7 @@ select
     a.expires_at, a.decided_at as attempt_decided_at,
     e.receipt_id, e.admitted, e.code, e.admitted_at, e.state_version,
     e.generation as receipt_generation, e.content_digest,
-    p.input, case when i.with_input then a.scope::text end as scope,
+    p.input, case when i.with_input then a.scope::text end as scope, p.scope::text as narrowed,
     g.checkpoint::text as checkpoint
 from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::bytea[], $5::boolean[]) with ordinality
     as i (command_id, task_id, attempt_id, content_digest, with_input, ord)

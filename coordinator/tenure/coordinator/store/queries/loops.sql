@@ -193,7 +193,8 @@ with recursive tenants as (
 )
 select
     intake_id, tenant, command_id, task_id, type, input::text as input, priority, not_before,
-    deadline, cpu_millis, memory_bytes, concurrency_key, enqueued_by
+    deadline, cpu_millis, memory_bytes, concurrency_key, scope::text as scope, traceparent,
+    enqueued_by
 from (
     select
         w.*,

@@ -18,7 +18,7 @@ select
     t.ended_at,
     current_attempt.state as attempt_state,
     latest.node_id,
-    i.input::text as input,
+    i.input::text as input, i.scope::text as scope,
     (select to_json(e)::text from (
         select task_id, erased_at, erased_by, reason from tenure.erasures
         where task_id = t.task_id
