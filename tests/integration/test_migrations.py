@@ -227,6 +227,13 @@ async def test_a_lock_is_given_up_before_a_statement_and_a_statement_before_its_
                     assert await service.fetchval("select current_setting($1)", name) == value
 
 
+async def test_nothing_that_a_service_asks_is_compiled(database: FreshDatabase) -> None:
+    """Where the server can: plans without sequential scans look as if that were worth it."""
+    for url in (database.coordinator_url, database.relay_url):
+        async with session(url) as service:
+            assert await service.fetchval("select current_setting('jit')") == "off"
+
+
 async def test_services_may_change_no_table_and_lock_nothing(database: FreshDatabase) -> None:
     async with session(database.owner_url) as owner:
         found = await owner.fetch(
@@ -285,10 +292,10 @@ async def test_every_function_that_runs_as_its_owner_has_a_fixed_search_path(
         assert [row["proname"] for row in loose] == []
 
 
-def test_printed_roles_sql_quotes_names_and_sets_every_limit() -> None:
+def test_printed_roles_sql_quotes_names_and_sets_every_setting() -> None:
     printed = roles_sql(Roles(coordinator='odd"name', relay="other"))
     assert 'create role "odd""name" login;' in printed
-    for name, value in LIMITS.items():
+    for name, value in Roles(relay="other").settings("other").items():
         assert f"alter role \"other\" set {name} = '{value}';" in printed
     assert quote_identifier('a"b') == '"a""b"'
 

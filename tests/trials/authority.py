@@ -26,7 +26,7 @@ from tenure.coordinator.store.verify import verify
 from tests.support.isolation import BrokerSpace, DatabaseServer, FreshDatabase, fresh_space
 from tests.support.relays import all_passed
 from tests.support.services import BrokerServer, local_postgres, local_rabbitmq
-from tests.trials import strikes
+from tests.trials import ending, strikes
 from tests.trials.people import Applications, Operators
 from tests.trials.processes import logged_errors
 from tests.trials.stack import COORDINATORS, EXECUTORS, LEASE_SECONDS, Stack, stack, token
@@ -252,4 +252,4 @@ async def main(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main(parsed())))
+    sys.exit(ending.run(main(parsed())))

@@ -28,6 +28,7 @@ from tests.support.isolation import BrokerSpace, DatabaseServer
 from tests.support.relays import relaying
 from tests.support.services import local_postgres, session_directory
 from tests.support.waiting import eventually
+from tests.trials import ending
 
 NODES = 3
 TASKS_EACH = 100
@@ -71,11 +72,12 @@ async def cluster(folder: Path) -> AsyncIterator[list[Member]]:
         member = Member(folder / f"n{number}", number, members[0] if members else None)
         members.append(member)
     try:
-        first = asyncio.create_task(members[0].start())
-        await asyncio.sleep(1)
-        for member in members[1:]:
-            member.share()
-        await asyncio.gather(first, *(member.start() for member in members[1:]))
+        async with asyncio.TaskGroup() as starting:
+            starting.create_task(members[0].start())
+            await asyncio.sleep(1)
+            for member in members[1:]:
+                member.share()
+                starting.create_task(member.start())
         yield members
     finally:
         for member in members:
@@ -202,13 +204,13 @@ async def run(folder: Path) -> dict[str, Any]:
     return figures
 
 
-def main() -> int:
+async def main(folder: Path) -> int:
     """Run once, and say so."""
-    with session_directory() as folder:
-        figures = asyncio.run(run(folder))
+    figures = await run(folder)
     print(json.dumps(figures))
     return 1 if figures["faults"] else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with session_directory() as folder:
+        sys.exit(ending.run(main(folder)))

@@ -32,6 +32,7 @@ from tests.support import books
 from tests.support.books import Ledger, Write, read_log
 from tests.support.isolation import DatabaseServer, FreshDatabase
 from tests.support.services import local_postgres, local_rabbitmq
+from tests.trials import ending
 from tests.trials.chaos_plan import Odds, plan
 from tests.trials.chaos_stack import RELAY_ROWS, Servers, Stack, stack
 from tests.trials.processes import logged_errors
@@ -325,4 +326,4 @@ async def main(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main(parsed())))
+    sys.exit(ending.run(main(parsed())))

@@ -52,6 +52,7 @@ class Program:
             self.started_at = asyncio.get_running_loop().time()
             with self.log.open("ab") as log:
                 self._process = process = await asyncio.create_subprocess_exec(
+                    *processes.ended_with_parent(signal.SIGKILL),
                     sys.executable,
                     *self.words,
                     cwd=REPOSITORY,

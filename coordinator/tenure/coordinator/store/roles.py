@@ -32,6 +32,11 @@ LIMITS: Final[dict[str, str]] = {
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "10s",
 }
+PLANS: Final[dict[str, str]] = {
+    # A plan that may not scan sequentially, and does where nothing else is possible, counts as so
+    # costly that it would be compiled at each execution: for hundreds of milliseconds.
+    "jit": "off",
+}
 RELAY_SETTINGS: Final[dict[str, str]] = {
     # A statement prepared while the log was empty would keep its sequential scans for ever.
     "enable_seqscan": "off",
@@ -57,7 +62,8 @@ class Roles:
 
     def settings(self, name: str) -> dict[str, str]:
         """What is set on the role of this name."""
-        return LIMITS | RELAY_SETTINGS if name == self.relay else LIMITS
+        shared = LIMITS | PLANS
+        return shared | RELAY_SETTINGS if name == self.relay else shared
 
 
 def quote_identifier(name: str) -> str:
