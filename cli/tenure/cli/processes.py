@@ -3,6 +3,7 @@
 import asyncio
 import traceback
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -58,6 +59,10 @@ def executor(
     no_broker: Annotated[
         bool, Parameter(negative="", help="Ask the coordinator for work; no broker is needed.")
     ] = False,
+    reload: Annotated[
+        bool,
+        Parameter(negative="", help="Begin anew whenever a source has changed, while developing."),
+    ] = False,
     config: Config = None,
 ) -> None:
     """Run an executor until SIGTERM or Ctrl-C; settings come from TENURE_* in the environment or a
@@ -67,6 +72,12 @@ def executor(
     that runs in the working directory. The first signal drains: nothing new is taken, what runs
     goes on. A second one hurries.
     """
+    if reload:
+        words = _words(slots, node, concurrency, no_broker, config)
+        with needs("reload"):
+            from tenure.cli.reload import Reloading
+        asyncio.run(Reloading(application, words).run())
+        return
     with needs("executor"):
         from tenure.executor.config import load_settings
         from tenure.executor.errors import LifespanFailed
@@ -88,6 +99,24 @@ def executor(
     except LifespanFailed as error:
         traceback.print_exception(error.__cause__)  # the way to the line that failed
         raise
+
+
+def _words(
+    slots: int | str | None,
+    node: str | None,
+    concurrency: tuple[str, ...],
+    no_broker: bool,
+    config: Path | None,
+) -> list[str]:
+    """The options of ``tenure executor`` as the words that they were."""
+    given_options = [
+        ("--slots", slots), ("--node", node), ("--config", config),
+        *(("--concurrency", one) for one in concurrency),
+    ]  # fmt: skip
+    words = [
+        str(word) for name, value in given_options if value is not None for word in (name, value)
+    ]
+    return [*words, "--no-broker"] if no_broker else words
 
 
 def work(process: Coroutine[Any, Any, None]) -> None:
