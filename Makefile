@@ -67,6 +67,10 @@ explore: install ## Explore larger worlds of decisions than the tests do, some m
 trial-authority: install system-deps ## Kill replicas and executors for two minutes under 10,000 tasks; ARGS="--seed N"
 	@$(BIN)/python -m tests.trials.authority $(ARGS)
 
+.PHONY: trial-retention
+trial-retention: install ## Remove two million ended rows at three places at once under 500 events/s; ARGS="--rows N"
+	@$(BIN)/python -m tests.trials.retention $(ARGS)
+
 .PHONY: trial-broker-cluster
 trial-broker-cluster: install system-deps ## Three brokers: the queues' leader killed, then the majority, a minute
 	@$(BIN)/python -m tests.trials.broker_cluster

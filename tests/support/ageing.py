@@ -21,6 +21,8 @@ _INSTANTS = {
     "parked_requests": ("requested_at", "carried_out_at"),
     "replays": ("created_at", "moved_at", "ended_at"),
     "replay_changes": ("at",),
+    "unreferenced": ("since",),
+    "executables": ("registered_at", "seen_at"),
 }  # fmt: skip
 _LOG = """
     update tenure.log l set recorded_at = l.recorded_at - $1::interval,

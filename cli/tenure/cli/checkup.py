@@ -5,18 +5,22 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from tenure.cli.output import roughly
 from tenure.contract.errors import TenureError
+from tenure.contract.states import ReplayPause
 
 if TYPE_CHECKING:
     from tenure.coordinator.broker_inspection import BrokerFacts
     from tenure.coordinator.config import TokenEntry
-    from tenure.coordinator.store.inspection import Clock, DatabaseFacts, Service
+    from tenure.coordinator.store.inspection import Clock, DatabaseFacts, LeftUndone, Service
     from tenure.executor.guards.sql_inspection import DownstreamFacts
 
 DISK_WARN_BYTES: Final = 2**30
 DISK_FAIL_BYTES: Final = 100 * 2**20
 CLOCK_FAIL_SECONDS: Final = 60.0
 SHORT_TOKEN: Final = 32
+OVERDUE_WARN_SECONDS: Final = 3600.0
+"""Removal looks every half minute; a large backlog takes it a while."""
 _UNLIMITED: Final = 0
 
 
@@ -193,6 +197,52 @@ def _judge_clock(facts: "DatabaseFacts", tolerance_seconds: float) -> Finding:
     if certain > tolerance_seconds:
         return warn("clock", says, step)
     return ok("clock", says)
+
+
+def judge_left_undone(left: "LeftUndone") -> Iterator[Finding]:
+    """About what waits for a person."""
+    if left.parked:
+        yield warn(
+            "parked messages",
+            f"{left.parked} could not be published and are set aside",
+            "See `tenure outbox parked list`; mend what keeps them, then `tenure outbox retry`.",
+        )
+    failed_replays = {
+        why: number
+        for why, number in left.paused_replays.items()
+        if why != ReplayPause.OPERATOR.value
+    }
+    if failed_replays:
+        reasons = ", ".join(f"{number} by {why}" for why, number in sorted(failed_replays.items()))
+        yield warn(
+            "replays",
+            f"paused since they cannot go on: {reasons}",
+            "See `tenure outbox replay list --state paused`; mend it, then `tenure outbox replay"
+            " resume`, or cancel them.",
+        )
+    elif left.paused_replays:
+        yield warn(
+            "replays",
+            f"{sum(left.paused_replays.values())} paused by an operator; they keep the log from"
+            " being removed",
+            "`tenure outbox replay resume` or `cancel` them once that is no longer wanted.",
+        )
+    overdue = {
+        kind: seconds
+        for kind, seconds in left.overdue_seconds.items()
+        if seconds > OVERDUE_WARN_SECONDS
+    }
+    if overdue:
+        kinds = ", ".join(
+            f"{kind} for {roughly(int(seconds))}" for kind, seconds in sorted(overdue.items())
+        )
+        yield warn(
+            "retention",
+            f"rows that should be removed are still there: {kinds}",
+            "`tenure retention plan` says what keeps them; `tenure retention run` removes now.",
+        )
+    if not (left.parked or left.paused_replays or overdue):
+        yield ok("left undone", "nothing is parked, paused or overdue for removal")
 
 
 def judge_downstream(

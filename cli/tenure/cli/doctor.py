@@ -20,6 +20,7 @@ from tenure.cli.checkup import (
     judge_database,
     judge_disk,
     judge_downstream,
+    judge_left_undone,
     judge_tokens,
     ok,
     warn,
@@ -247,6 +248,9 @@ async def _local_stack() -> AsyncIterator[Finding]:
             administrator=True,
         ):
             yield finding
+        if facts.schema_fault is None:
+            async for finding in _left_undone(str(content["database_url"])):
+                yield finding
     prefix = str(content.get("name_prefix", DEFAULT_PREFIX))
     async for finding in _broker(str(content["broker_url"]), prefix, may_declare=True):
         yield finding
@@ -279,6 +283,22 @@ async def _database(
         connections=connections,
         tolerance_seconds=tolerance_seconds,
     ):
+        yield finding
+    if service == "coordinator" and facts.schema_fault is None and not facts.lacking:
+        async for finding in _left_undone(url):
+            yield finding
+
+
+async def _left_undone(url: str) -> AsyncIterator[Finding]:
+    """What waits for a person in a database that can be used."""
+    from tenure.coordinator.store import inspection
+
+    try:
+        left = await inspection.left_undone(url)
+    except TenureError as error:
+        yield failed("left undone", error)
+        return
+    for finding in judge_left_undone(left):
         yield finding
 
 

@@ -82,8 +82,8 @@ def ago(instant: datetime, now: datetime | None = None) -> str:
     """How long ago, in the largest unit that fits."""
     seconds = int(((now or datetime.now(UTC)) - instant).total_seconds())
     if seconds < 0:
-        return f"in {_length(-seconds)}"
-    return f"{_length(seconds)} ago"
+        return f"in {roughly(-seconds)}"
+    return f"{roughly(seconds)} ago"
 
 
 def size(count: int) -> str:
@@ -106,7 +106,8 @@ def length(seconds: int | None) -> str:
     return f"{seconds} s"
 
 
-def _length(seconds: int) -> str:
+def roughly(seconds: int) -> str:
+    """How long something lasts, in the largest unit of which there are two."""
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds // size} {unit}"

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from tenure.cli.connection import open_client
 from tenure.cli.exits import UsageError
 from tenure.cli.instants import read_instant
-from tenure.cli.output import Output, ago, length, print_json, print_table, size
+from tenure.cli.output import Output, ago, length, print_json, print_table, roughly, size
 from tenure.contract.retention import RetentionChange, RetentionRunRequest, RetentionView
 from tenure.contract.states import RetentionKind
 
@@ -124,7 +124,7 @@ def _print(found: RetentionView, output: str) -> None:
         return
     print(f"version {found.version}, set by {found.set_by}: {found.reason}\n")
     print_table(
-        ["kind", "kept", "removed", "all that ended before", "last"],
+        ["kind", "kept", "removed", "all that ended before", "last", "overdue"],
         [
             (
                 one.kind.value,
@@ -132,6 +132,7 @@ def _print(found: RetentionView, output: str) -> None:
                 f"{one.removed_rows:,}",
                 one.removed_to,
                 None if one.removed_at is None else ago(one.removed_at),
+                None if one.overdue_seconds is None else roughly(int(one.overdue_seconds)),
             )
             for one in found.kinds
         ],

@@ -25,6 +25,10 @@ class KindRetention(Frozen):
     )
     removed_rows: int = Field(description="so far; of the log estimated")
     removed_at: datetime | None
+    overdue_seconds: float | None = Field(
+        description="how long ago the oldest row that is still there should have gone, whatever"
+        " keeps it; null: nothing is due"
+    )
 
 
 class RetentionView(Frozen):

@@ -91,6 +91,8 @@ class RetentionKind(StrEnum):
     NODES = "nodes"  # starts of nodes that are gone
     DEAD_LETTERS = "dead_letters"  # since they came back last or were settled
     CHANGES = "changes"  # who stated which fact, and who paused, replayed, retried or skipped what
+    PROFILES = "profiles"  # that no task, type or start of a node names
+    EXECUTABLES = "executables"  # programs that no start of a node has run
 
 
 class LimitScope(StrEnum):

@@ -22,6 +22,7 @@ from tenure.contract.states import (
     NodeState,
     PauseScope,
     ReplayState,
+    RetentionKind,
 )
 from tenure.coordinator.core.decisions import Happened
 from tenure.coordinator.errors import Unavailable
@@ -186,6 +187,11 @@ class Metrics:
         self._limit_max = self._gauge(
             "tenure_limit_max_running", "What these limits allow.", ("tenant", "type")
         )
+        self._overdue = self._gauge(
+            "tenure_retention_overdue_seconds",
+            "How long ago the oldest row that is still there should have been removed.",
+            ("kind",),
+        )
         self._replays = self._gauge(
             "tenure_replays", "Replays that have not ended, by state.", ("state",)
         )
@@ -331,6 +337,8 @@ class Metrics:
         self._intake.labels("waiting").set(figures.intake_waiting)
         self._intake.labels("refused").set(figures.intake_refused)
         self._oldest_intake.set(figures.oldest_intake_seconds)
+        for kind in RetentionKind:
+            self._overdue.labels(kind.value).set(figures.retention_overdue.get(kind.value, 0))
         self._letters.set(figures.dead_letters)
         self._log_bytes.set(figures.log_bytes)
         self._misplaced.set(figures.log_rows_beyond_partitions)

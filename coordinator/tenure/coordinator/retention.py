@@ -40,6 +40,8 @@ IN_ORDER: Final = (
     RetentionKind.NODES,
     RetentionKind.DEAD_LETTERS,
     RetentionKind.CHANGES,
+    RetentionKind.PROFILES,
+    RetentionKind.EXECUTABLES,
 )
 
 

@@ -29,6 +29,8 @@ ENDED = {
     "dead_letters": "true",
     "parked_requests": "carried_out_at is not null",
     "replays": "ended_at is not null",
+    "profiles": "type = 'forgotten'",
+    "executables": "name = 'forgotten'",
 }
 GOES_ON = {
     "tasks": "ended_at is null",
@@ -43,6 +45,16 @@ GOES_ON = {
     "replay_changes": "replay_id in (select replay_id from tenure.replays where ended_at is null)",
 }
 
+
+FORGOTTEN = """
+    insert into tenure.profiles select (jsonb_populate_record(p, jsonb_build_object(
+        'type', 'forgotten', 'digest', '\\x' || repeat('ab', 32)))).*
+    from tenure.profiles p limit 1;
+    insert into tenure.executables (tenant, digest, name, version, registered_at, seen_at)
+    values ('default', '\\xab', 'forgotten', '1', now(), now());
+    select tenure.remove_old('profiles', 1), tenure.remove_old('executables', 1);
+"""
+"""What nothing names, as removal has noticed."""
 
 OPERATORS_WORDS = """
     insert into tenure.dead_letters (queue, event_id, reason, message_id, body_bytes, first_at,
@@ -72,6 +84,7 @@ async def lived_in(
                 "select tenure.set_pause('type', 'default', 'other', null, 'because', 'tests')"
             )
             await bench.owner.execute(OPERATORS_WORDS)
+            await bench.owner.execute(FORGOTTEN)
             await publish(bench.owner)
         await age(database, "400 days")
         yield database

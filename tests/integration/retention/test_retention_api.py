@@ -23,6 +23,8 @@ KINDS = [
     "nodes",
     "dead_letters",
     "changes",
+    "profiles",
+    "executables",
 ]
 DAY = 86_400
 
@@ -108,11 +110,20 @@ async def test_a_plan_changes_nothing_and_a_run_does_what_it_says(
     assert planned["tasks"]["bytes"] > 0
     assert planned["commands"]["rows"] >= 4
     assert planned["log"]["rows"] == 0
+    policy = (await api.reader.get("/v1/retention")).json()
+    overdue = {one["kind"]: one["overdue_seconds"] for one in policy["kinds"]}
+    assert DAY < overdue["tasks"] < 2 * DAY
+    assert (overdue["log"], overdue["renewals"]) == (None, None)
+    gauges = (await api.nobody.get("/metrics")).text
+    assert 'tenure_retention_overdue_seconds{kind="renewals"} 0.0' in gauges
+    assert 'tenure_retention_overdue_seconds{kind="tasks"} 0.0' not in gauges
     assert await owner.fetchval("select count(*) from tenure.tasks") == 2
     removed = (await prompt.json("retention", "run", "tasks", "commands"))["removed_rows"]
     assert removed == {kind: planned[kind]["rows"] for kind in ("commands", "tasks")}
     assert (await api.reader.get(f"/v1/tasks/{finished}")).status_code == 404
     assert (await api.reader.get(f"/v1/tasks/{going_on}")).status_code == 200
+    policy = (await api.reader.get("/v1/retention")).json()
+    assert {one["overdue_seconds"] for one in policy["kinds"]} == {None}
     metrics = (await api.nobody.get("/metrics")).text
     assert 'tenure_retention_removed_total{kind="tasks"} 1.0' in metrics
     code, output = await prompt("retention", "show")

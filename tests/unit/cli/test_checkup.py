@@ -14,6 +14,7 @@ from tenure.cli.checkup import (
     judge_database,
     judge_disk,
     judge_downstream,
+    judge_left_undone,
     judge_tokens,
     worst,
 )
@@ -21,7 +22,7 @@ from tenure.contract.errors import TenureError
 from tenure.coordinator.broker_inspection import BrokerFacts
 from tenure.coordinator.config import TokenEntry
 from tenure.coordinator.identities import Role
-from tenure.coordinator.store.inspection import Clock, DatabaseFacts, Pooling
+from tenure.coordinator.store.inspection import Clock, DatabaseFacts, LeftUndone, Pooling
 from tenure.executor.guards.sql_inspection import DownstreamFacts
 
 LIMITS = {"lock_timeout": 750, "statement_timeout": 1500, "transaction_timeout": 2000}
@@ -176,3 +177,32 @@ def test_without_the_authoritys_clock_a_downstream_is_compared_with_this_machine
     _, clock = judge_downstream(replace(DOWNSTREAM, ahead_seconds=-2.0), None, 1.0)
     assert clock.verdict == "fail"
     assert "2.000 s behind this machine's" in clock.says
+
+
+@pytest.mark.parametrize(
+    ("left", "check", "says", "step"),
+    [
+        (LeftUndone(3, {}, {}), "parked messages", "3 could not be published", "tenure outbox"),
+        (
+            LeftUndone(0, {"queue_missing": 2, "operator": 1}, {}),
+            "replays", "cannot go on: 2 by queue_missing", "--state paused",
+        ),
+        (LeftUndone(0, {"operator": 1}, {}), "replays", "1 paused by an operator", "resume"),
+        (
+            LeftUndone(0, {}, {"tasks": 7200.5, "log": 3000.0}),
+            "retention", "still there: tasks for 2 h", "tenure retention plan",
+        ),
+    ],
+)  # fmt: skip
+def test_what_waits_for_a_person_is_said_with_what_to_do(
+    left: LeftUndone, check: str, says: str, step: str
+) -> None:
+    (found,) = judge_left_undone(left)
+    assert (found.check, found.verdict) == (check, Verdict.WARN)
+    assert says in found.says
+    assert step in found.next_step
+
+
+def test_what_fell_due_just_now_is_no_fault() -> None:
+    (found,) = judge_left_undone(LeftUndone(0, {}, {"tasks": 90.0}))
+    assert found.verdict is Verdict.OK

@@ -47,6 +47,7 @@ FIGURES = Figures(
     intake_waiting=0,
     intake_refused=0,
     oldest_intake_seconds=0,
+    retention_overdue={"tasks": 7200.0},
 )
 
 

@@ -30,7 +30,9 @@ grant execute on function
     tenure.ask_parked(text, text, bigint[], text, text, text)
 to :"coordinator";
 
-grant select on tenure.retention, tenure.retention_policies, tenure.erasures to :"coordinator";
+grant select on
+    tenure.retention, tenure.retention_policies, tenure.erasures, tenure.unreferenced
+to :"coordinator";
 grant execute on function
     tenure.ensure_log_partitions(integer),
     tenure.erase_task(text, uuid, text, text),
@@ -41,7 +43,8 @@ grant execute on function
     tenure.too_old_before(text),
     tenure.log_needed_from(),
     tenure.oldest_unpublished_at(),
-    tenure.log_partitions()
+    tenure.log_partitions(),
+    tenure.retention_due()
 to :"coordinator";
 grant execute on function
     tenure.confirmed_epoch(),

@@ -66,6 +66,31 @@ class DatabaseFacts:
     authority_confirmed: bool | None
 
 
+@dataclass(frozen=True, slots=True)
+class LeftUndone:
+    """What waits for a person in a database: rows of the log that are parked, replays that are
+    paused by why, and by kind for how many seconds the oldest row has been due for removal."""
+
+    parked: int
+    paused_replays: Mapping[str, int]
+    overdue_seconds: Mapping[str, float]
+
+
+async def left_undone(url: str) -> LeftUndone:
+    """What waits for a person, of a database with this release's schema, as a coordinator may ask.
+
+    Raises DatabaseUnreachable, DatabaseRefused, DatabaseUntrusted.
+    """
+    async with session(url) as connection:
+        row = await connection.fetchrow(_QUERIES["left_undone"])
+        assert row is not None  # it has no condition
+        return LeftUndone(
+            parked=row["parked"],
+            paused_replays=json.loads(row["paused_replays"]),
+            overdue_seconds=json.loads(row["overdue_seconds"]),
+        )
+
+
 async def inspect(url: str, service: Service) -> DatabaseFacts:
     """Look at the database as ``service`` would use it.
 

@@ -467,6 +467,7 @@ class Reads:
         shards = await self._reader.fetch(_SYSTEM["outbox"], MAX_COUNTED_ROWS)
         (size,) = await self._reader.fetch(_SYSTEM["log_size"], MAX_COUNTED_ROWS)
         (intake,) = await self._reader.fetch(_SYSTEM["intake"], MAX_COUNTED_TASKS)
+        overdue = await self._reader.fetch(_RETENTION["overdue"])
         return Figures(
             waiting_tasks=row["waiting"],
             not_before_tasks=row["not_before"],
@@ -492,6 +493,7 @@ class Reads:
             intake_waiting=intake["waiting"],
             intake_refused=intake["refused"],
             oldest_intake_seconds=intake["oldest_seconds"],
+            retention_overdue={row["kind"]: row["seconds"] for row in overdue},
         )
 
     async def _one(self, query: str, *arguments: Any) -> Record | None:

@@ -48,6 +48,7 @@ class Retention:
         """The policy in force, and how far removal has come."""
         (policy,) = await self._reader.fetch(_QUERIES["policy"])
         progress = {row["kind"]: row for row in await self._reader.fetch(_QUERIES["progress"])}
+        overdue = await self.overdue()
         keep = _KEEP.validate_json(policy["keep"])
         return RetentionView(
             version=policy["version"],
@@ -61,10 +62,16 @@ class Retention:
                     removed_to=progress[kind]["removed_to"],
                     removed_rows=progress[kind]["removed_rows"],
                     removed_at=progress[kind]["removed_at"],
+                    overdue_seconds=overdue.get(kind),
                 )
                 for kind in RetentionKind
             ),
         )
+
+    async def overdue(self) -> dict[RetentionKind, float]:
+        """By kind of which something is due, for how many seconds its oldest row has been."""
+        rows = await self._reader.fetch(_QUERIES["overdue"])
+        return {RetentionKind(row["kind"]): row["seconds"] for row in rows}
 
     async def set(
         self, after: int, keep: Mapping[RetentionKind, int | None], *, set_by: str, reason: str

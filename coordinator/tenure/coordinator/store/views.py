@@ -102,6 +102,7 @@ class Figures:
     intake_waiting: int
     intake_refused: int
     oldest_intake_seconds: float
+    retention_overdue: dict[str, float]  # seconds, by kind of which something is due
 
 
 def attempt_state(row: Record) -> AttemptState | None:

@@ -279,6 +279,23 @@ begin
         for no key update;
     end if;
 
+    -- A profile that a task is moved to does not go meanwhile (see remove_old_profiles).
+    if exists (select from unnest(p_task_updates) w where w.profile_digest is not null) then
+        perform 1 from profiles p
+        where (p.tenant, p.digest) in (
+            select (p_items[w.item]).tenant, w.profile_digest from unnest(p_task_updates) w)
+        order by p.tenant, p.digest
+        for key share;
+        if exists (
+            select from unnest(p_task_updates) w
+            where w.profile_digest is not null and not exists (
+                select from profiles p
+                where p.tenant = (p_items[w.item]).tenant and p.digest = w.profile_digest))
+        then
+            raise exception 'a profile that a task is moved to is gone' using errcode = '23503';
+        end if;
+    end if;
+
     -- The one clock, after the last row lock (LEASE-05).
     clock := clock_timestamp();
 

@@ -12,7 +12,7 @@ create table retention_policies (
 insert into retention_policies (version, keep, set_by, reason) values (1, '{
     "log": 2592000, "tasks": 7776000, "commands": 2592000, "intake": 2592000,
     "renewals": 2592000, "reviews": 7776000, "nodes": 604800, "dead_letters": 7776000,
-    "changes": 31536000
+    "changes": 31536000, "profiles": 7776000, "executables": 7776000
 }', 'migration', 'a new database');
 create trigger retention_policies_never_change before update or delete on retention_policies
     for each row execute function refuse_change();
@@ -21,7 +21,7 @@ create trigger retention_policies_never_change before update or delete on retent
 create table retention (
     kind text primary key check (kind in
         ('log', 'tasks', 'commands', 'intake', 'renewals', 'reviews', 'nodes', 'dead_letters',
-            'changes')),
+            'changes', 'profiles', 'executables')),
     removed_to timestamptz not null default '-infinity',
     removed_rows bigint not null default 0,
     removed_at timestamptz,
@@ -29,7 +29,7 @@ create table retention (
 );
 insert into retention (kind) values
     ('log'), ('tasks'), ('commands'), ('intake'), ('renewals'), ('reviews'), ('nodes'),
-    ('dead_letters'), ('changes');
+    ('dead_letters'), ('changes'), ('profiles'), ('executables');
 
 -- By these the oldest are found. What waits or runs is in none of them.
 create index tasks_ended on tasks (ended_at) where ended_at is not null;
@@ -39,6 +39,18 @@ create index health_reviews_closed on health_reviews (closed_at) where closed_at
 create index incarnations_gone on incarnations (ended_at) where state = 'gone';
 create index incarnations_of_node on incarnations (tenant, node_id);
 create index fact_changes_at on fact_changes (at);
+create index tasks_ended_of_profile on tasks (profile_digest) where ended_at is not null;
+
+-- Profiles and programs to which nothing refers, and since when: as seen by removal, which looks before
+-- it removes. Whatever begins to refer to one again takes it out of here at the next look.
+create table unreferenced (
+    kind text not null check (kind in ('profiles', 'executables')),
+    tenant text not null,
+    digest bytea not null,
+    since timestamptz not null,
+    primary key (kind, tenant, digest)
+);
+create index unreferenced_since on unreferenced (kind, since);
 
 -- The next version of the policy; false when ``p_after`` is not the one in force.
 create function set_retention(p_after integer, p_keep jsonb, p_by text, p_reason text)
@@ -201,6 +213,10 @@ begin
             order by f.at limit p_limit for update skip locked));
     when 'nodes' then
         return remove_old_nodes(v_to, p_limit);
+    when 'profiles' then
+        return remove_old_profiles(v_to, p_limit);
+    when 'executables' then
+        return remove_old_executables(v_to, p_limit);
     else
         raise exception 'no kind of rows: %', p_kind using errcode = '22023';
     end case;
@@ -256,13 +272,182 @@ begin
 end
 $$;
 
+-- Whether a task, a type or a start of a node names a profile. Tasks that go on are found by what they
+-- wait for or by who has them; there is no index of all of them.
+create function profile_is_referenced(p_tenant text, p_digest bytea) returns boolean
+language sql stable
+set search_path = tenure, pg_temp
+set enable_seqscan = off
+as $$
+    select exists (
+            select from task_types y where y.tenant = p_tenant and y.profile_digest = p_digest)
+        or exists (
+            select from tasks t
+            where t.profile_digest = p_digest and t.tenant = p_tenant and t.ended_at is not null)
+        or exists (
+            select from tasks t
+            where t.tenant = p_tenant and t.profile_digest = p_digest
+                and t.state = 'open' and t.current_attempt_id is null and t.ripe)
+        or exists (
+            select from tasks t
+            where t.state = 'open' and t.current_attempt_id is null and not t.ripe
+                and t.tenant = p_tenant and t.profile_digest = p_digest)
+        or exists (
+            select from tasks t
+            where t.tenant = p_tenant and t.state = 'held' and t.profile_digest = p_digest)
+        or exists (
+            select from reservations e
+            join attempts a on a.attempt_id = e.attempt_id
+            join tasks t on t.task_id = a.task_id
+            where e.tenant = p_tenant and t.profile_digest = p_digest)
+        or exists (
+            select from incarnations n
+            where n.tenant = p_tenant and n.profile_digests @> array[p_digest])
+$$;
+
+-- Profiles that nothing has named for as long as they are kept.
+create function remove_old_profiles(p_to timestamptz, p_limit integer) returns integer
+language plpgsql volatile
+set search_path = tenure, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_custom_plan
+as $$
+declare
+    v_rows integer;
+begin
+    delete from unreferenced u
+    where u.kind = 'profiles' and profile_is_referenced(u.tenant, u.digest);
+    insert into unreferenced (kind, tenant, digest, since)
+    select 'profiles', p.tenant, p.digest, clock_timestamp() from profiles p
+    where not profile_is_referenced(p.tenant, p.digest)
+    on conflict do nothing;
+    if not exists (select from unreferenced u where u.kind = 'profiles' and u.since < p_to) then
+        return 0;
+    end if;
+    -- Nobody registers meanwhile: else one could go while a type or a node is recorded that names it.
+    -- What a submission was decided from was the profile of its type an hour ago, at least.
+    lock table profiles in share row exclusive mode;
+    perform removed('profiles', p_to, 0); -- first: see refuse_early_removal
+    delete from profiles p
+    using (
+        select u.tenant, u.digest from unreferenced u
+        where u.kind = 'profiles' and u.since < p_to
+            and not profile_is_referenced(u.tenant, u.digest)
+        order by u.since limit p_limit
+    ) u
+    where p.tenant = u.tenant and p.digest = u.digest;
+    get diagnostics v_rows = row_count;
+    delete from unreferenced u
+    where u.kind = 'profiles' and not exists (
+        select from profiles p where p.tenant = u.tenant and p.digest = u.digest);
+    perform removed('profiles', p_to, v_rows);
+    return v_rows;
+end
+$$;
+
+-- Programs that no start of a node has run for as long as they are kept. One that is withdrawn stays: an
+-- operator has said something about it.
+create function remove_old_executables(p_to timestamptz, p_limit integer) returns integer
+language plpgsql volatile
+set search_path = tenure, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_custom_plan
+as $$
+declare
+    v_rows integer;
+begin
+    delete from unreferenced u
+    where u.kind = 'executables' and (
+        exists (select from incarnations n
+            where n.tenant = u.tenant and n.executable_digest = u.digest)
+        or not exists (select from executables x
+            where x.tenant = u.tenant and x.digest = u.digest and x.state = 'registered'
+                and x.seen_at <= u.since));
+    insert into unreferenced (kind, tenant, digest, since)
+    select 'executables', x.tenant, x.digest, clock_timestamp() from executables x
+    where x.state = 'registered' and not exists (
+        select from incarnations n where n.tenant = x.tenant and n.executable_digest = x.digest)
+    on conflict do nothing;
+    -- A node that registers locks its program's row, or has marked it as seen by the time we have it.
+    delete from executables x
+    where (x.tenant, x.digest) in (
+        select y.tenant, y.digest from executables y
+        join unreferenced u on u.kind = 'executables' and u.tenant = y.tenant
+            and u.digest = y.digest
+        where u.since < p_to and y.state = 'registered' and y.seen_at <= u.since
+        order by u.since limit p_limit
+        for update of y skip locked);
+    get diagnostics v_rows = row_count;
+    if v_rows > 0 then
+        delete from unreferenced u
+        where u.kind = 'executables' and not exists (
+            select from executables x where x.tenant = u.tenant and x.digest = u.digest);
+        perform removed('executables', p_to, v_rows);
+    end if;
+    return v_rows;
+end
+$$;
+
+-- Of each kind of which something is too old and still there, the end of the oldest: what has to stay
+-- since it is needed counts too. Of the log the last event of the first partition counts, since a
+-- partition goes as a whole.
+create function retention_due() returns table (kind text, oldest_at timestamptz, before timestamptz)
+language plpgsql volatile security definer
+set search_path = tenure, pg_temp
+set enable_seqscan = off
+as $$
+begin
+    return query select r.kind, o.oldest_at, b.before
+    from retention r
+    cross join lateral (select too_old_before(r.kind) as before) b
+    cross join lateral (
+        select case r.kind
+            when 'log' then (
+                select l.recorded_at from log l
+                cross join (
+                    select min(substr(c.relname, 6)::bigint) * log_partition_size() as position
+                    from pg_inherits i join pg_class c on c.oid = i.inhrelid
+                    where i.inhparent = 'log'::regclass and c.relname ~ '^log_p[0-9]+$'
+                ) first_end
+                where l.position < first_end.position and exists (
+                    select from log later where later.position >= first_end.position)
+                order by l.position desc limit 1)
+            when 'tasks' then (select min(t.ended_at) from tasks t where t.ended_at is not null)
+            when 'commands' then (select min(c.decided_at) from commands c)
+            when 'intake' then (
+                select min(q.decided_at) from intake q where q.decided_at is not null)
+            when 'renewals' then (select min(w.at) from renewals w)
+            when 'reviews' then (
+                select min(h.closed_at) from health_reviews h where h.closed_at is not null)
+            when 'nodes' then (select min(n.ended_at) from incarnations n where n.state = 'gone')
+            when 'dead_letters' then (
+                select min(greatest(d.last_at, d.settled_at)) from dead_letters d)
+            when 'changes' then least(
+                (select min(f.at) from fact_changes f),
+                (select min(p.carried_out_at) from parked_requests p),
+                (select min(p.ended_at) from replays p))
+            else (select min(u.since) from unreferenced u where u.kind = r.kind)
+            end as oldest_at
+    ) o
+    where o.oldest_at < b.before;
+end
+$$;
+
 -- Ended tasks go once the policy has passed them, what belongs to them goes after them, and nothing of
 -- this goes otherwise, whoever asks.
 create function refuse_early_removal() returns trigger
 language plpgsql set search_path = tenure, pg_temp
 as $$
 begin
-    if tg_table_name <> 'tasks' then
+    if tg_table_name = 'profiles' then
+        if exists (
+            select from unreferenced u join retention r on r.kind = 'profiles'
+            where u.kind = 'profiles' and u.tenant = old.tenant and u.digest = old.digest
+                and u.since < r.removed_to)
+        then
+            return old;
+        end if;
+    elsif tg_table_name <> 'tasks' then
         if not exists (select from tasks t where t.task_id = old.task_id) then
             return old;
         end if;
@@ -271,7 +456,7 @@ begin
     end if;
     raise exception 'delete of an ended record in %', tg_table_name
         using errcode = 'TN010',
-            hint = 'Ended tasks are removed once the retention policy has passed them: see '
+            hint = 'Ended records are removed once the retention policy has passed them: see '
                 '`tenure retention show`.';
 end
 $$;
@@ -289,6 +474,11 @@ drop trigger receipts_are_immutable on receipts;
 create trigger receipts_are_immutable before update on receipts
     for each row execute function refuse_change();
 create trigger receipts_are_kept before delete on receipts
+    for each row execute function refuse_early_removal();
+drop trigger profiles_are_immutable on profiles;
+create trigger profiles_are_immutable before update on profiles
+    for each row execute function refuse_change();
+create trigger profiles_are_kept before delete on profiles
     for each row execute function refuse_early_removal();
 
 -- The log shrinks by whole partitions, each first detached and then dropped, so that neither appends nor

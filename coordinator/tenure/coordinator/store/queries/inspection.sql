@@ -52,3 +52,20 @@ order by name
 
 -- name: clock
 select clock_timestamp() as now
+
+-- name: left_undone
+-- What waits for a person. For coordinators, and only where the schema is this release's.
+select
+    (select coalesce(sum(parked), 0)::bigint from tenure.relay_shards) as parked,
+    (
+        select coalesce(json_object_agg(pause_code, number), '{}')::text
+        from (
+            select pause_code, count(*) as number from tenure.replays
+            where state = 'paused' group by pause_code
+        ) paused
+    ) as paused_replays,
+    (
+        select coalesce(
+            json_object_agg(kind, extract(epoch from before - oldest_at)::float8), '{}')::text
+        from tenure.retention_due()
+    ) as overdue_seconds

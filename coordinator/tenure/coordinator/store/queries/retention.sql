@@ -10,6 +10,10 @@ select kind, nullif(removed_to, '-infinity') as removed_to, removed_rows, remove
     removed_position
 from tenure.retention order by kind
 
+-- name: overdue
+-- Of each kind of which something is due and still there: for how many seconds it has been.
+select kind, extract(epoch from before - oldest_at)::float8 as seconds from tenure.retention_due()
+
 -- name: set_retention
 select tenure.set_retention($1, $2::text::jsonb, $3, $4) as done
 
@@ -134,3 +138,25 @@ cross join (
     from unnest(array['tenure.fact_changes', 'tenure.parked_requests', 'tenure.replays']::regclass[])
         as c (name)
 ) s
+
+-- name: plan_profiles
+select p.before, p.rows, (p.rows * s.bytes / greatest(s.live, p.rows, 1))::bigint as bytes
+from (
+    select b.before, (select count(*) from (
+        select from tenure.unreferenced u where u.kind = 'profiles' and u.since < b.before
+        limit $1) found) as rows
+    from (select tenure.too_old_before('profiles') as before) b
+) p
+cross join (select pg_stat_get_live_tuples('tenure.profiles'::regclass) as live,
+    pg_total_relation_size('tenure.profiles') as bytes) s
+
+-- name: plan_executables
+select p.before, p.rows, (p.rows * s.bytes / greatest(s.live, p.rows, 1))::bigint as bytes
+from (
+    select b.before, (select count(*) from (
+        select from tenure.unreferenced u where u.kind = 'executables' and u.since < b.before
+        limit $1) found) as rows
+    from (select tenure.too_old_before('executables') as before) b
+) p
+cross join (select pg_stat_get_live_tuples('tenure.executables'::regclass) as live,
+    pg_total_relation_size('tenure.executables') as bytes) s
