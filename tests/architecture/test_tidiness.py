@@ -144,6 +144,14 @@ def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
     assert broken_links(document) == ["#nothing", "gone.md", "page.md#no-heading"]
 
 
+def test_the_map_of_the_documentation_has_every_page() -> None:
+    folder = REPOSITORY / "docs"
+    named = {target for target, _ in LINK.findall((folder / "README.md").read_text("utf-8"))}
+    pages = {path.name for path in tracked_files() if path.parent == folder} - {"README.md"}
+    assert len(pages) >= 20
+    assert pages - named == set()
+
+
 def test_each_decision_has_a_number_of_its_own() -> None:
     numbers = [path.name[:4] for path in tracked_files() if path.parent.name == "decisions"]
     assert len(numbers) >= 16

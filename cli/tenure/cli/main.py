@@ -100,7 +100,7 @@ def build_app(words: "Sequence[str]" = ()) -> "App":
     add("tasks:submit", "submit", "Make a task; --wait prints its output.")
     add("tasks:app", "task", "See tasks, and cancel, hold, release and retry them.")
     add("why:why", "why", "Say why a task is not running.")
-    add("nodes:app", "node", "See the executors' processes.")
+    add("nodes:app", "node", "See the executors' processes; drain and quarantine them.")
     add("policy:app", "policy", "See and set the terms of leases.")
     add("programs:profiles", "profile", "See and register workload profiles.")
     add("programs:executables", "executable", "See and withdraw the programs of nodes.")
@@ -126,7 +126,7 @@ def build_app(words: "Sequence[str]" = ()) -> "App":
     add("verify:verify", "verify", "Find what breaks an invariant in the database.")
     add("config:app", "config", "Check and show settings.")
     add("doctor:doctor", "doctor", "Say what is wrong, and what to do.")
-    add("guard:app", "guard", "What guarded databases need.")
+    add("guard:app", "guard", "What guarded receivers need; whether they refuse.")
     line = "Let the shell complete commands and options."
     add("completion:install", "--install-completion", line)
     return app
