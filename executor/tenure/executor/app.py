@@ -69,6 +69,7 @@ class Executor:
         on_authority_loss: OnAuthorityLoss = "cancel",
         scope: Scope | None = None,
         concurrency: int | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> TaskDecorator[InputT, OutputT]:
         """Declare the handler of a task type: ``async def handler(input, context) -> output``.
 
@@ -85,8 +86,9 @@ class Executor:
         authority it is left alone behind its guards, and its slot stays taken until it returns.
         With ``runs_in="process"`` it runs in a process of its own, one for each attempt, which is
         killed at the end of authority and of its time limit, and is held to ``resources`` and
-        ``limits`` (LEASE-11); its ``context.resources`` is None. ``time_limit_seconds`` cancels a
-        coroutine and kills a process.
+        ``limits`` (LEASE-11); its ``context.resources`` is None, and its environment holds nothing
+        of the executor's but ``environment``. ``time_limit_seconds`` cancels a coroutine and kills
+        a process.
 
         ``on_authority_loss="isolate"`` lets a handler go on when its authority is over, for work
         that is too dear to throw away: no effect begins, and its output is kept as evidence that is
@@ -121,6 +123,7 @@ class Executor:
                 on_authority_loss=on_authority_loss,
                 scope=scope,
                 concurrency=concurrency,
+                environment=environment,
             )
 
         @overload

@@ -1,8 +1,8 @@
 """Declarations of handlers, checked when their module is imported."""
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import (
     Any,
     Final,
@@ -100,6 +100,7 @@ class HandlerDeclaration:
     command: Command | None = None
     scope: Scope = UNLIMITED
     concurrency: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)  # it may hold secrets
 
     def to_wire(self) -> TaskTypeDeclaration:
         """As sent with the registration."""
@@ -140,6 +141,7 @@ def declare(
     command: Command | None = None,
     scope: Scope | None = None,
     concurrency: int | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> HandlerDeclaration:
     """A checked declaration. Raises DeclarationError that says what to change."""
     where = f"the handler of task type {task_type.name!r}"
@@ -173,6 +175,7 @@ def declare(
     check_isolation(
         task_type, handler, where, runs_in=runs_in, is_async=is_async,
         time_limit_seconds=time_limit_seconds, limits=limits, on_authority_loss=on_authority_loss,
+        environment=environment,
     )  # fmt: skip
     return HandlerDeclaration(
         task_type=task_type,
@@ -192,6 +195,7 @@ def declare(
         command=command,
         scope=scope or UNLIMITED,
         concurrency=concurrency,
+        environment=dict(environment or {}),
     )
 
 

@@ -123,6 +123,7 @@ def test_a_handler_that_does_not_fit_is_refused(handler: Any, says: str) -> None
         ({"effects": "guarded"}, "names no guard"),
         ({"effects": "often"}, "is not known: it is one of 'none', 'guarded'"),
         ({"max_attempts": 0}, "max_attempts=0"),
+        ({"environment": {"A": "b"}}, "runs in the executor, in the executor's"),
     ],
 )
 def test_a_wrong_option_is_refused(options: dict[str, Any], says: str) -> None:

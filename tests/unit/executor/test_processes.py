@@ -16,6 +16,7 @@ from tenure.contract.codes import Reason
 from tenure.contract.reports import Deliver, Fail, Report
 from tenure.executor import Limits, Resources, TaskType
 from tenure.executor.core.intake import Assignment
+from tenure.executor.errors import DeclarationError
 from tenure.executor.isolation.place import Account, Place
 from tenure.executor.work import Work
 from tests.support.attempts import assignment
@@ -81,6 +82,16 @@ async def test_it_finds_no_credential_and_works_in_a_folder_of_its_own(
     assert names == "[]"
     left = await asyncio.to_thread(lambda: list(tmp_path.iterdir()))
     assert left == [], "its folder is gone with it"
+
+
+async def test_it_finds_what_its_declaration_gives_it_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TENURE_TOKEN", "secret")
+    report = delivered(await bench("place", environment={"TENURE_STORE": "here"}).run(job()))
+    assert report.output["said"].partition(" ")[2] == "['TENURE_STORE']"
+    with pytest.raises(DeclarationError, match="cannot set PYTHONPATH"):
+        bench("place", environment={"PYTHONPATH": "/elsewhere"})
 
 
 @pytest.mark.parametrize(

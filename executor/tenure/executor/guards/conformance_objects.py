@@ -2,7 +2,6 @@
 
 import asyncio
 import uuid
-from typing import TYPE_CHECKING
 
 from tenure.contract.ids import TaskId
 from tenure.executor.context import Context
@@ -16,13 +15,18 @@ from tenure.executor.guards.conformance import (
     run,
     successor,
 )
-from tenure.executor.guards.objects import ObjectGuard, Reference, create, listed, read, resolve
+from tenure.executor.guards.objects import (
+    ObjectGuard,
+    Reference,
+    Store,
+    create,
+    listed,
+    read,
+    resolve,
+)
 
-if TYPE_CHECKING:
-    from tenure.executor.guards.objects import Store
 
-
-async def check_objects(store: "Store", *, prefix: str = "tenure-conformance") -> list[Outcome]:
+async def check_objects(store: Store, *, prefix: str = "tenure-conformance") -> list[Outcome]:
     """Its outcomes, in order. What it writes is deleted again."""
     guard = ObjectGuard(store, prefix=prefix)
     tasks: list[TaskId] = []

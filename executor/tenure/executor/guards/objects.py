@@ -28,12 +28,12 @@ import json
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.exceptions import PreconditionError as StorePreconditionError
-from obstore.store import LocalStore, from_url
+from obstore.store import LocalStore, ObjectStore, from_url
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tenure.contract.ids import TaskId
@@ -45,10 +45,7 @@ from tenure.executor.errors import (
     StaleToken,
 )
 
-if TYPE_CHECKING:
-    from obstore.store import ObjectStore
-
-    Store: TypeAlias = ObjectStore
+Store: TypeAlias = ObjectStore
 
 DEFAULT_OPERATION: Final = "outputs"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,200}(/[A-Za-z0-9._-]{1,200})*")
@@ -112,7 +109,7 @@ class ObjectGuard:
 
     def __init__(
         self,
-        store: "Store",
+        store: Store,
         *,
         prefix: str = "tenure",
         operations: Sequence[str] = (DEFAULT_OPERATION,),
@@ -229,7 +226,7 @@ class Outputs:
 
     def __init__(
         self,
-        store: "Store",
+        store: Store,
         context: Context[Any],
         folder: str,
         operation: str,
@@ -293,7 +290,7 @@ class Outputs:
         self._reference = _named(key, content)
 
 
-def open_store(url: str) -> "Store":
+def open_store(url: str) -> Store:
     """A store by its address: ``file:///…`` (the folder is made), ``s3://bucket/prefix``, ``gs://``,
     ``az://``; keys and regions as the environment has them. Raises ValueError for another."""
     scheme, _, path = url.partition("://")
@@ -305,13 +302,13 @@ def open_store(url: str) -> "Store":
         raise ValueError(f"{url}: {str(error).partition(chr(10))[0]}") from error
 
 
-async def resolve(store: "Store", reference: Reference) -> Manifest:
+async def resolve(store: Store, reference: Reference) -> Manifest:
     """The manifest that a task's output names. Raises OutputsDamaged when there is none, or another
     one, and GuardUnavailable."""
     return await asyncio.to_thread(resolve_now, store, reference)
 
 
-def resolve_now(store: "Store", reference: Reference) -> Manifest:
+def resolve_now(store: Store, reference: Reference) -> Manifest:
     """As ``resolve``, in the calling thread."""
     with _reached():
         content = _read_if_there(store, reference.key)
@@ -322,13 +319,13 @@ def resolve_now(store: "Store", reference: Reference) -> Manifest:
     return Manifest.model_validate_json(content)
 
 
-async def read(store: "Store", entry: Entry) -> bytes:
+async def read(store: Store, entry: Entry) -> bytes:
     """An object of a resolved manifest, compared with its digest. Raises OutputsDamaged and
     GuardUnavailable."""
     return await asyncio.to_thread(read_now, store, entry)
 
 
-def read_now(store: "Store", entry: Entry) -> bytes:
+def read_now(store: Store, entry: Entry) -> bytes:
     """As ``read``, in the calling thread."""
     with _reached():
         content = _read_if_there(store, entry.key)
@@ -337,7 +334,7 @@ def read_now(store: "Store", entry: Entry) -> bytes:
     return content
 
 
-def create(store: "Store", key: str, content: bytes) -> bool:
+def create(store: Store, key: str, content: bytes) -> bool:
     """Write a key that is not there yet; False when it was."""
     try:
         # In parts it could not be create-only.
@@ -347,16 +344,16 @@ def create(store: "Store", key: str, content: bytes) -> bool:
     return True
 
 
-def listed(store: "Store", folder: str) -> list[str]:
+def listed(store: Store, folder: str) -> list[str]:
     """The keys below a folder."""
     return [meta["path"] for chunk in obstore.list(store, folder) for meta in chunk]
 
 
-def _read(store: "Store", key: str) -> bytes:
+def _read(store: Store, key: str) -> bytes:
     return bytes(obstore.get(store, key).bytes())
 
 
-def _read_if_there(store: "Store", key: str) -> bytes | None:
+def _read_if_there(store: Store, key: str) -> bytes | None:
     try:
         return _read(store, key)
     except FileNotFoundError:

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
         asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
     )
     Effect: TypeAlias = sql_common.Effect[Connection]
-
+else:  # handlers may name them: they have parameters for type checkers alone
+    Pool, Connection, Effect = asyncpg.Pool, asyncpg.Connection, sql_common.Effect
 
 _LOST = (asyncpg.PostgresError, asyncpg.InterfaceError, ConnectionError)
 # InternalClientError: the server's farewell to an idle session arrives, and the next statement

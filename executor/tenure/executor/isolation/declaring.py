@@ -1,7 +1,7 @@
 """What a declaration may say about the process that its handler runs in."""
 
-from collections.abc import Callable
-from typing import Any, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, Final, get_args
 
 from tenure.contract.isolation import (
     MAX_TIME_LIMIT_SECONDS,
@@ -11,6 +11,8 @@ from tenure.contract.isolation import (
 )
 from tenure.contract.tasktype import TaskType
 from tenure.executor.errors import DeclarationError
+
+_OURS: Final = frozenset({"PYTHONPATH", "TENURE_CHANNEL"})
 
 
 def check_isolation(
@@ -23,6 +25,7 @@ def check_isolation(
     time_limit_seconds: float | None,
     limits: Limits | None,
     on_authority_loss: OnAuthorityLoss,
+    environment: Mapping[str, str] | None = None,
 ) -> None:
     """Raises DeclarationError for what could not be kept."""
     if runs_in not in get_args(RunsIn):
@@ -45,6 +48,12 @@ def check_isolation(
                 f"{where} has limits and runs in the executor, which cannot be held to them.",
                 next_step="Declare it with runs_in='process'.",
             )
+        if environment is not None:
+            raise DeclarationError(
+                f"{where} has an environment of its own and runs in the executor, in the"
+                " executor's.",
+                next_step="Declare it with runs_in='process'.",
+            )
         if time_limit_seconds is not None and not is_async:
             raise DeclarationError(
                 f"{where} has a time limit and runs in a thread, which cannot be ended.",
@@ -59,6 +68,8 @@ def check_isolation(
             )
         for what in (handler, task_type.input):
             _check_importable(what, where)
+        if reserved := sorted(name for name in environment or {} if name in _OURS):
+            raise DeclarationError(f"the environment of {where} cannot set {', '.join(reserved)}.")
 
 
 def _check_importable(what: Any, where: str) -> None:

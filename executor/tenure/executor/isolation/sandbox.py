@@ -80,7 +80,9 @@ class Sandbox:
             "PYTHONPATH": ":".join(each for each in sys.path if each),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        if not apart:  # the application's own handler with its own resources, and no secret of ours
+        if apart:
+            environment = {**declaration.environment, **environment}
+        else:  # the application's own handler with its own resources, and no secret of ours
             kept = {name: text for name, text in os.environ.items() if _is_the_applications(name)}
             environment = {**kept, **environment}
         ours, theirs = socket.socketpair()

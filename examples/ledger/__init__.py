@@ -1,0 +1,1 @@
+"""Transfers in a double-entry ledger: ordered and enqueued together, booked once."""
