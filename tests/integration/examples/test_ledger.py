@@ -27,6 +27,7 @@ from tests.support.waiting import eventually
 
 EXAMPLE = "ledger.executor:app"
 STRUCK = "tests.support.struck_ledger:app"
+pytestmark = pytest.mark.timeout(300)  # several programs are started, one after the other
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from thumbnails.tasks import Thumbnails, the_store
 
 EXAMPLE = "thumbnails.executor:app"
 STRUCK = "tests.support.struck_thumbnails:app"
+pytestmark = pytest.mark.timeout(300)  # several programs are started, one after the other
 
 
 @pytest.fixture
