@@ -63,6 +63,30 @@ class Http:
         return Charge.model_validate_json(answer.content)
 
 
+class HttpNow:
+    """The same for handlers in threads."""
+
+    def __init__(self, client: httpx2.Client) -> None:
+        self._client = client
+
+    def query(self, payment_id: str) -> Charge | None:
+        """By our identifier."""
+        answer = self._client.get(f"/charges/{payment_id}")
+        if answer.status_code == 404:
+            return None
+        answer.raise_for_status()
+        return Charge.model_validate_json(answer.content)
+
+    def act(self, payment_id: str, request: Order) -> Charge:
+        """Under our identifier; a duplicate is answered with what was charged."""
+        answer = self._client.post("/charges", json={"id": payment_id, "cents": request.cents})
+        if answer.status_code == 402:
+            raise Declined("limit", "above the limit.")
+        if answer.status_code != 409:
+            answer.raise_for_status()
+        return Charge.model_validate_json(answer.content)
+
+
 @dataclass(frozen=True)
 class Process:
     """The gateway that runs."""

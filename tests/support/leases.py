@@ -2,6 +2,7 @@
 
 import uuid
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from tenure.contract.ids import AttemptId, FencingToken, TaskId, fencing_token
 from tenure.contract.scope import UNLIMITED, Scope
@@ -19,6 +20,7 @@ def attempt(
     tolerance_seconds: float = 0.2,
     ordinal: int | None = None,
     scope: Scope = UNLIMITED,
+    input: dict[str, Any] | None = None,
 ) -> Context[None]:
     """An attempt whose lease ends ``expires_in_seconds`` from now, and which believes by its own
     clock that it has ``remaining_seconds`` (a paused holder believes too long)."""
@@ -34,4 +36,11 @@ def attempt(
         remaining_seconds=remaining_seconds + tolerance_seconds,
         expires_at=datetime.now(UTC) + timedelta(seconds=expires_in_seconds),
     )
-    return Context(lease=lease, task_type="effect", resources=None, ordinal=ordinal, scope=scope)
+    return Context(
+        lease=lease,
+        task_type="effect",
+        resources=None,
+        ordinal=ordinal,
+        scope=scope,
+        input=input,
+    )

@@ -6,10 +6,11 @@ effect is printed: what the guard raised, or that it was done.
 """
 
 import asyncio
+import contextlib
 import json
-import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,10 +23,11 @@ from obstore.store import LocalStore
 
 from tenure.contract.ids import AttemptId, FencingToken, TaskId
 from tenure.executor.context import Context
-from tenure.executor.guards.http import HttpGuard
+from tenure.executor.guards.http import BlockingHttpGuard, HttpGuard
 from tenure.executor.guards.objects import ObjectGuard
 from tenure.executor.guards.payment import PaymentGuard, SqlitePayments
-from tenure.executor.guards.psycopg import PsycopgGuard
+from tenure.executor.guards.payment_postgres import PostgresPayments
+from tenure.executor.guards.psycopg import AsyncPsycopgGuard, PsycopgGuard
 from tenure.executor.guards.sql import SqlGuard
 from tenure.executor.lease import Lease
 from tests.support.gateway import Charge, Http, Order
@@ -104,6 +106,49 @@ async def psycopg_within(told: Told, context: Context[None], stop: Stop) -> None
     await asyncio.to_thread(handler)
 
 
+async def async_psycopg_within(told: Told, context: Context[None], stop: Stop) -> None:
+    """The same on the event loop, over psycopg."""
+    async with AsyncPsycopgGuard(told.where) as guard:
+        await guard.raise_fence(context)
+        async with guard.transaction(context, operation="row") as effect:
+            await effect.connection.execute(
+                f"{INSERT} (%s, %s)", (context.task_id, context.attempt_id)
+            )
+            stop()
+
+
+async def sqlalchemy_within(told: Told, context: Context[None], stop: Stop) -> None:
+    """The same over SQLAlchemy."""
+    import sqlalchemy  # large, and of use here only
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    from tenure.executor.guards.sqlalchemy import AsyncSqlAlchemyGuard
+
+    engine = create_async_engine(told.where.replace("postgresql:", "postgresql+asyncpg:"))
+    guard = AsyncSqlAlchemyGuard(engine)
+    await guard.raise_fence(context)
+    async with guard.transaction(context, operation="row") as effect:
+        values = {"task": context.task_id, "value": context.attempt_id}
+        await effect.connection.execute(
+            sqlalchemy.text(f"{INSERT} (cast(cast(:task as text) as uuid), :value)"), values
+        )
+        stop()
+
+
+async def plain_sql_within(told: Told, context: Context[None], stop: Stop) -> None:
+    """The same without a guard of ours: the functions, as any language calls them."""
+    connection = await asyncpg.connect(told.where)
+    fence = (context.task_id, context.fencing_token, context.expires_at, timedelta(seconds=0.2))
+    await connection.execute("select tenure_raise_fence($1, $2, $3, $4)", *fence)
+    async with connection.transaction():
+        await connection.execute(
+            "select tenure_guard($1, $2, 'row', $3, $4, $5, 60000)",
+            context.task_id, context.attempt_id, *fence[1:],
+        )  # fmt: skip
+        await connection.execute(f"{INSERT} ($1, $2)", context.task_id, context.attempt_id)
+        stop()
+
+
 async def http(told: Told, context: Context[None], stop: Stop) -> None:
     """Stopped before its request."""
     async with httpx2.AsyncClient(base_url=told.where) as client:
@@ -111,6 +156,19 @@ async def http(told: Told, context: Context[None], stop: Stop) -> None:
         await guard.raise_fence(context)
         stop()
         await guard.post(context, "/orders", operation="order", content=context.attempt_id)
+
+
+async def blocking_http(told: Told, context: Context[None], stop: Stop) -> None:
+    """The same in a thread."""
+
+    def handler() -> None:
+        with httpx2.Client(base_url=told.where) as client:
+            guard = BlockingHttpGuard(client)
+            guard.raise_fence_now(context)
+            stop()
+            guard.post(context, "/orders", operation="order", content=context.attempt_id)
+
+    await asyncio.to_thread(handler)
 
 
 async def objects(told: Told, context: Context[None], stop: Stop) -> None:
@@ -138,9 +196,36 @@ async def payment(told: Told, context: Context[None], stop: Stop) -> None:
         await guard.pay(context, operation="charge", request=Order(cents=100))
 
 
+async def payment_before(told: Told, context: Context[None], stop: Stop) -> None:
+    """Stopped before it has written anything down; the record is a file, or in PostgreSQL."""
+    async with contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(httpx2.AsyncClient(base_url=told.where))
+        record: SqlitePayments | PostgresPayments = (
+            PostgresPayments(await stack.enter_async_context(SqlGuard(told.record)))
+            if told.record.startswith("postgresql:")
+            else SqlitePayments(told.record)
+        )
+        await record.raise_fence(context)
+        stop()
+        guard = PaymentGuard(Http(client), record, receipt=Charge, gateway_deduplicates=False)
+        await guard.pay(context, operation="charge", request=Order(cents=100))
+
+
 WORKERS: dict[str, Worker] = {
     worker.__name__: worker
-    for worker in (sql_before, sql_within, psycopg_within, http, objects, payment)
+    for worker in (
+        sql_before,
+        sql_within,
+        psycopg_within,
+        async_psycopg_within,
+        sqlalchemy_within,
+        plain_sql_within,
+        http,
+        blocking_http,
+        objects,
+        payment,
+        payment_before,
+    )
 }
 
 
@@ -173,7 +258,8 @@ async def outcome_of(process: asyncio.subprocess.Process) -> tuple[str, str]:
 
 
 def _stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
+    # To this thread: told to the process, another thread may take it, and this one would go on.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def _go_on() -> None:

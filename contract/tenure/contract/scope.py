@@ -39,6 +39,14 @@ class Scope(BaseModel):
     operations: tuple[Pattern, ...] = Field(default=(ANY,), min_length=1, max_length=MAX_PATTERNS)
     objects: tuple[Pattern, ...] = Field(default=(ANY,), min_length=1, max_length=MAX_PATTERNS)
 
+    def fields(self) -> frozenset[str]:
+        """The fields of the input that its patterns name."""
+        return frozenset(
+            name
+            for pattern in (*self.operations, *self.objects)
+            for name in _FIELD.findall(pattern)
+        )
+
     def permits(self, operation: str, target: str, *, input: Mapping[str, Any] = {}) -> bool:
         """Whether the operation on the object is within the scope of a task with that ``input``.
 

@@ -1,25 +1,40 @@
 """A payment happens once, although its gateway acts and does not answer (LEASE-10)."""
 
+import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import asyncpg
+import httpx2
 import pytest
 
 from tenure.executor.context import Context
 from tenure.executor.errors import (
+    AuthorityOver,
     CommitUnknown,
     EffectConflict,
     OutcomeUnknown,
     StaleToken,
 )
-from tenure.executor.guards.payment import Declined, PaymentGuard, PaymentRecord, SqlitePayments
+from tenure.executor.guards.payment import (
+    BlockingPaymentGuard,
+    Declined,
+    Entry,
+    PaymentGuard,
+    PaymentRecord,
+    SqlitePayments,
+)
 from tenure.executor.guards.payment_postgres import PostgresPayments
+from tenure.executor.guards.payment_psycopg import PsycopgPayments
 from tenure.executor.guards.payment_table import table
+from tenure.executor.guards.psycopg import PsycopgGuard
 from tenure.executor.guards.sql import SqlGuard
 from tests.support.downstream import Downstream, downstream
-from tests.support.gateway import LIMIT_CENTS, Charge, Http, Order, Process, gateway
+from tests.support.gateway import LIMIT_CENTS, Charge, Http, HttpNow, Order, Process, gateway
 from tests.support.isolation import DatabaseServer
 from tests.support.leases import attempt
 
@@ -33,16 +48,52 @@ async def ledger(database_server: DatabaseServer) -> AsyncIterator[Downstream]:
         yield made
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+class Fenced(PaymentRecord, Protocol):
+    """A record that may be named in ``guards``."""
+
+    async def raise_fence(self, context: Context[Any]) -> None:
+        """Shut older attempts out."""
+
+
+@dataclass
+class InThreads:
+    """A record of handlers in threads, as those on the event loop have theirs."""
+
+    record: SqlitePayments | PsycopgPayments
+
+    @property
+    def shared(self) -> bool:
+        return self.record.shared
+
+    async def raise_fence(self, context: Context[Any]) -> None:
+        await self.record.raise_fence(context)
+
+    async def intend(
+        self, context: Context[Any], operation: str, payment_id: str, digest: str
+    ) -> Entry:
+        return await asyncio.to_thread(
+            self.record.intend_now, context, operation, payment_id, digest
+        )
+
+    async def settle(
+        self, context: Context[Any], operation: str, payment_id: str, entry: Entry
+    ) -> None:
+        await asyncio.to_thread(self.record.settle_now, context, operation, payment_id, entry)
+
+
+@pytest.fixture(params=["sqlite", "postgres", "sqlite in threads", "postgres in threads"])
 async def record(
     request: pytest.FixtureRequest, tmp_path: Path, ledger: Downstream
-) -> AsyncIterator[PaymentRecord]:
+) -> AsyncIterator[Fenced]:
     if request.param == "postgres":
         async with SqlGuard(ledger.writer_url) as guard:
             yield PostgresPayments(guard)
-        return
-    with contextlib.closing(SqlitePayments(tmp_path / "payments.db")) as payments:
-        yield payments
+    elif request.param == "postgres in threads":
+        with PsycopgGuard(ledger.writer_url) as blocking:
+            yield InThreads(PsycopgPayments(blocking))
+    else:
+        with contextlib.closing(SqlitePayments(tmp_path / "payments.db")) as payments:
+            yield InThreads(payments) if request.param == "sqlite in threads" else payments
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +110,32 @@ async def careless() -> AsyncIterator[Process]:
         yield process
 
 
+class Threaded:
+    """The guard of handlers in threads, called from the event loop."""
+
+    def __init__(self, url: str, record: SqlitePayments | PsycopgPayments, **options: Any) -> None:
+        self._url, self._record, self._options = url, record, options
+
+    async def pay(
+        self, context: Context[Any], *, operation: str, request: Order, key: str = ""
+    ) -> Charge:
+        def work() -> Charge:
+            with httpx2.Client(base_url=self._url, timeout=5.0) as client:
+                guard: BlockingPaymentGuard[Order, Charge] = BlockingPaymentGuard(
+                    HttpNow(client), self._record, **self._options
+                )
+                return guard.pay(context, operation=operation, request=request, key=key)
+
+        return await asyncio.to_thread(work)
+
+
 def payments(
     process: Process, record: PaymentRecord, *, deduplicates: bool = True
-) -> PaymentGuard[Order, Charge]:
+) -> PaymentGuard[Order, Charge] | Threaded:
+    if isinstance(record, InThreads):
+        return Threaded(
+            process.url, record.record, receipt=Charge, gateway_deduplicates=deduplicates
+        )
     return PaymentGuard(
         Http(process.client), record, receipt=Charge, gateway_deduplicates=deduplicates
     )
@@ -172,16 +246,65 @@ async def test_a_gateway_that_is_away_leaves_the_outcome_to_the_next_attempt(
 
 @pytest.mark.requirement("LEASE-10")
 async def test_a_stale_attempt_is_refused_before_it_sends_anything(
-    once: Process, ledger: Downstream
+    once: Process, record: Fenced
 ) -> None:
     context = first()
-    async with SqlGuard(ledger.writer_url) as sql:
-        record = PostgresPayments(sql)
-        await record.raise_fence(second(context))
-        with pytest.raises(StaleToken):
-            await payments(once, record).pay(context, operation="charge", request=ORDER)
+    await record.raise_fence(second(context))
+    with pytest.raises(StaleToken) as stale:
+        await payments(once, record).pay(context, operation="charge", request=ORDER)
+    assert stale.value.seen_token == second(context).fencing_token
     ids = {each["id"] for each in (await once.ledger())["charges"]}
     assert context.side_effect("charge").id not in ids
+
+
+@pytest.mark.requirement("LEASE-10")
+async def test_an_attempt_whose_lease_is_over_by_the_record_s_clock_sends_nothing(
+    once: Process, record: Fenced
+) -> None:
+    """By its own clock it may act."""
+    context = attempt(expires_in_seconds=-1.0, ordinal=1)
+    with pytest.raises(AuthorityOver):
+        await payments(once, record).pay(context, operation="charge", request=ORDER)
+    ids = {each["id"] for each in (await once.ledger())["charges"]}
+    assert context.side_effect("charge").id not in ids
+
+
+@pytest.mark.requirement("LEASE-10")
+async def test_what_was_paid_is_written_down_also_when_the_lease_is_over_meanwhile(
+    tmp_path: Path,
+) -> None:
+    now = [time.time()]
+
+    class Slow:
+        async def query(self, payment_id: str) -> Charge | None:
+            raise AssertionError("the record knows")
+
+        async def act(self, payment_id: str, request: Order) -> Charge:
+            now[0] += 3600.0
+            return Charge(id=payment_id, cents=request.cents, number=1)
+
+    with contextlib.closing(SqlitePayments(tmp_path / "slow", clock=lambda: now[0])) as record:
+        guard = PaymentGuard(Slow(), record, receipt=Charge, gateway_deduplicates=False)
+        context = first()
+        paid = await guard.pay(context, operation="charge", request=ORDER)
+        later = attempt(context.task_id, 2, expires_in_seconds=7200.0, ordinal=2)
+        assert await guard.pay(later, operation="charge", request=ORDER) == paid
+
+
+def test_a_thread_that_is_to_end_does_not_wait_for_a_gateway_that_is_away(tmp_path: Path) -> None:
+    class Away:
+        def query(self, payment_id: str) -> Charge | None:
+            raise ConnectionError("away")
+
+        def act(self, payment_id: str, request: Order) -> Charge:
+            raise ConnectionError("away")
+
+    context = first()
+    context.ask_to_end()
+    with contextlib.closing(SqlitePayments(tmp_path / "away")) as record:
+        guard = BlockingPaymentGuard(Away(), record, receipt=Charge, gateway_deduplicates=True)
+        with pytest.raises(CommitUnknown, match="was to end"):
+            guard.pay(context, operation="charge", request=ORDER)
 
 
 async def test_a_record_that_is_lost_costs_a_question(once: Process, tmp_path: Path) -> None:

@@ -103,7 +103,11 @@ def test_what_a_sender_writes_a_receiver_reads() -> None:
     context = attempt(generation=2, tolerance_seconds=0.5)
     headers = raw(fencing_headers(context, key='a "quoted\\ key'))
     asked = presented(headers, scope="me", fingerprint="f")
-    assert (asked.scope, asked.key, asked.fingerprint) == ("me", 'a "quoted\\ key', "f")
+    assert (asked.scope, asked.key, asked.fingerprint) == (
+        "me",
+        'a "quoted\\ key',
+        f"f {context.task_id}",
+    )
     assert (asked.resource, asked.token) == (context.task_id, context.fencing_token)
     until = context.expires_at.timestamp() + 0.5
     assert asked.until == pytest.approx(until * 1_000_000, abs=10)

@@ -12,7 +12,6 @@ receiver acts once. Other clients send ``guards.http_wire.fencing_headers``. Nee
 
 import asyncio
 import random
-import time
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urljoin
@@ -30,6 +29,7 @@ from tenure.executor.errors import (
     GuardNotInstalled,
     GuardUnavailable,
     OutcomeUnknown,
+    OutOfScope,
     StaleToken,
 )
 from tenure.executor.guards.http_wire import FENCE_PATH, fencing_headers, problem_code
@@ -37,6 +37,8 @@ from tenure.executor.guards.http_wire import FENCE_PATH, fencing_headers, proble
 _FIRST_WAIT_SECONDS: Final = 0.2
 _LONGEST_WAIT_SECONDS: Final = 5.0
 _LAST_SECONDS: Final = 1.0  # a request that was sent is given so long to be refused
+_OF_SENDING: Final = {"auth", "follow_redirects"}
+_OF_ADDRESS: Final = {"params", "cookies", "extensions"}
 _UNANSWERED: Final = frozenset({502, 503, 504})  # by something in between, or not begun
 _REPEAT: Final = "Repeat it under the same operation name."
 
@@ -88,17 +90,12 @@ class HttpGuard:
         """
         with context.side_effect(operation, key=key) as effect:
             exchange = _Exchange(context, operation, effect.id)
-            given = options.pop("headers", None)
+            letter = _Letter(self._client, method, url, effect.id, options)
+            await letter.written.aread()
             while True:
                 exchange.check_authority()
                 try:
-                    response = await self._client.request(
-                        method,
-                        url,
-                        headers=exchange.headers(given),  # the lease may have been renewed
-                        timeout=_patience(context),
-                        **options,
-                    )
+                    response = await self._client.send(letter.next_try(exchange), **letter.sending)
                 except httpx2.TransportError as error:
                     wait = exchange.unanswered(error)
                 else:
@@ -147,20 +144,16 @@ class BlockingHttpGuard:
         key: str = "",
         **options: Any,
     ) -> httpx2.Response:
-        """As that of ``HttpGuard``."""
+        """As that of ``HttpGuard``; CommitUnknown also when the handler was asked to end while
+        nobody answered."""
         with context.side_effect(operation, key=key) as effect:
             exchange = _Exchange(context, operation, effect.id)
-            given = options.pop("headers", None)
+            letter = _Letter(self._client, method, url, effect.id, options)
+            letter.written.read()
             while True:
                 exchange.check_authority()
                 try:
-                    response = self._client.request(
-                        method,
-                        url,
-                        headers=exchange.headers(given),  # the lease may have been renewed
-                        timeout=_patience(context),
-                        **options,
-                    )
+                    response = self._client.send(letter.next_try(exchange), **letter.sending)
                 except httpx2.TransportError as error:
                     wait = exchange.unanswered(error)
                 else:
@@ -168,7 +161,8 @@ class BlockingHttpGuard:
                     if found is None:
                         return response
                     wait = found
-                time.sleep(wait)
+                if context.wait_cancelled(wait):
+                    raise exchange.unknown("was not answered before it was to end")
 
     def post(
         self, context: Context[Any], url: str, *, operation: str, key: str = "", **options: Any
@@ -200,11 +194,11 @@ class _Exchange:
         except AuthorityOver as over:
             if self.tries == 0:
                 raise
-            raise CommitUnknown(
-                f"the authority ended before {self.operation!r} was answered. It may have been"
-                " done.",
-                next_step=_REPEAT,
-            ) from over
+            raise self.unknown("was not answered before the authority ended") from over
+
+    def unknown(self, why: str) -> CommitUnknown:
+        """For who ends before the outcome is known."""
+        return CommitUnknown(f"{self.operation!r} {why}. It may have been done.", next_step=_REPEAT)
 
     def unanswered(self, error: Exception) -> float:
         """Seconds until the next try. Raises CommitUnknown when there is none."""
@@ -234,6 +228,45 @@ class _Exchange:
         return wait
 
 
+class _Letter:
+    """A request that may be sent several times, with the same body each time: it is read once, and
+    held in memory. A form of several parts has the effect's id as its boundary, so that another
+    attempt writes the same bytes."""
+
+    def __init__(
+        self,
+        client: httpx2.AsyncClient | httpx2.Client,
+        method: str,
+        url: str,
+        key: str,
+        options: dict[str, Any],
+    ) -> None:
+        """``options`` as of the client's ``request``. Raises TypeError for one it does not have."""
+        self._client = client
+        self._method = method
+        self._url = url
+        self.sending = {name: options.pop(name) for name in _OF_SENDING & set(options)}
+        self._address = {name: options.pop(name) for name in _OF_ADDRESS & set(options)}
+        self._headers = httpx2.Headers(options.pop("headers", None))
+        if options.get("files") is not None:
+            self._headers.setdefault("content-type", f"multipart/form-data; boundary={key}")
+        self.written = client.build_request(method, url, headers=self._headers, **options)
+
+    def next_try(self, exchange: _Exchange) -> httpx2.Request:
+        """With the lease as it is now, which may have been renewed; once ``written`` was read."""
+        headers = exchange.headers(self._headers)
+        if "content-type" in self.written.headers:
+            headers.setdefault("content-type", self.written.headers["content-type"])
+        return self._client.build_request(
+            self._method,
+            self._url,
+            headers=headers,
+            content=self.written.content,
+            timeout=_patience(exchange.context),
+            **self._address,
+        )
+
+
 def _refusal(code: str | None, members: dict[str, Any], context: Context[Any]) -> Exception | None:
     """What a receiver's refusal is here."""
     detail = str(members.get("detail", ""))
@@ -252,6 +285,8 @@ def _refusal(code: str | None, members: dict[str, Any], context: Context[Any]) -
             return OutcomeUnknown(detail, next_step="Look at the receiver whether it was done.")
         case Verdict.NO_ANSWER:
             return AnswerNotKept(detail)
+        case "out_of_scope":
+            return OutOfScope(detail)
         case (
             "idempotency_key_missing"
             | "fencing_token_missing"

@@ -61,26 +61,27 @@ class PostgresRequests:
         """As RequestStore says."""
         async with self._transaction() as connection:
             seen, now = await self._locked_fence(connection, presented)
-            row = await connection.fetchrow(
-                "select state, fingerprint, claimed_until, status, headers, body"
-                f" from {self._requests} where scope = $1 and key = $2 for update",
-                presented.scope,
-                presented.key,
-            )
-            verdict = judge(
-                presented,
-                seen_token=seen,
-                entry=None
-                if row is None
-                else Entry(
-                    State(row["state"]),
-                    row["fingerprint"],
-                    row["claimed_until"],
-                    row["status"] is not None,
-                ),
-                now=now,
-                repeat_abandoned=repeat_abandoned,
-            )
+            while True:
+                row = await self._entry(connection, presented)
+                verdict = judge(
+                    presented,
+                    seen_token=seen,
+                    entry=None
+                    if row is None
+                    else Entry(
+                        State(row["state"]),
+                        row["fingerprint"],
+                        row["claimed_until"],
+                        row["status"] is not None,
+                    ),
+                    now=now,
+                    repeat_abandoned=repeat_abandoned,
+                )
+                if not claims(verdict) or await self._claim(
+                    connection, presented, claim, now, claim_seconds
+                ):
+                    break
+                # Somebody had the key under another task's fence meanwhile: look again.
             if raises_fence(verdict):
                 await connection.execute(
                     f"update {self._fences} set fencing_token = $2, raised_at = $3"
@@ -89,24 +90,46 @@ class PostgresRequests:
                     presented.token,
                     now,
                 )
-            if claims(verdict):
-                await connection.execute(
-                    f"insert into {self._requests} as r (scope, key, resource, fingerprint, state,"
-                    " claim, claimed_until, touched_at)"
-                    " values ($1, $2, $3, $4, 'running', $5, $6, $7)"
-                    " on conflict (scope, key) do update set claim = excluded.claim,"
-                    " claimed_until = excluded.claimed_until, touched_at = excluded.touched_at",
-                    presented.scope,
-                    presented.key,
-                    presented.resource,
-                    presented.fingerprint,
-                    claim,
-                    now + int(claim_seconds * 1_000_000),
-                    now,
-                )
         if row is None or verdict is not Verdict.REPLAY:
             return Begun(verdict, seen)
         return Begun(verdict, seen, stored_answer(row["status"], row["headers"], row["body"]))
+
+    async def _entry(
+        self, connection: "Connection", presented: Presented
+    ) -> "asyncpg.Record | None":
+        return await connection.fetchrow(
+            "select state, fingerprint, claimed_until, status, headers, body"
+            f" from {self._requests} where scope = $1 and key = $2 for update",
+            presented.scope,
+            presented.key,
+        )
+
+    async def _claim(
+        self,
+        connection: "Connection",
+        presented: Presented,
+        claim: str,
+        now: int,
+        claim_seconds: float,
+    ) -> bool:
+        """Whether the key is ours: it was free, or its owner is gone."""
+        taken = await connection.fetchval(
+            f"insert into {self._requests} as r (scope, key, resource, fingerprint, state,"
+            " claim, claimed_until, touched_at)"
+            " values ($1, $2, $3, $4, 'running', $5, $6, $7)"
+            " on conflict (scope, key) do update set claim = excluded.claim,"
+            " claimed_until = excluded.claimed_until, touched_at = excluded.touched_at"
+            " where r.state = 'running' and r.claimed_until <= $7 and r.fingerprint = $4"
+            " returning true",
+            presented.scope,
+            presented.key,
+            presented.resource,
+            presented.fingerprint,
+            claim,
+            now + int(claim_seconds * 1_000_000),
+            now,
+        )
+        return taken is True
 
     async def _locked_fence(
         self, connection: "Connection", presented: Presented

@@ -27,6 +27,7 @@ from tenure.executor.guards.http_wire import (
     PROBLEM_TYPE,
     REPLAYED,
     HeaderFault,
+    granted_scope,
     presented,
     problem_body,
 )
@@ -69,7 +70,9 @@ class GuardMiddleware:
     """Around an ASGI application.
 
     ``guarded`` says which requests are; ``scope_of`` whose key it is: give the authenticated
-    sender, so that nobody is answered with what another one asked. ``on_abandoned`` says what
+    sender, so that nobody is answered with what another one asked, and the same for all executors
+    of a task. ``effect_of`` says which operation on which object a request is, as the receiver sees
+    it: what the lease's scope does not permit is refused (403). ``on_abandoned`` says what
     becomes of a key whose request was interrupted with its process: ``refuse`` (nobody knows
     whether it acted; 409 ``outcome_unknown`` until ``store.forget``) or ``repeat`` (the application
     acts and notes it in one transaction, or may safely be asked again). ``claim_seconds`` is how
@@ -83,6 +86,7 @@ class GuardMiddleware:
         *,
         guarded: Callable[[Scope], bool] = changes_something,
         scope_of: Callable[[Scope], str] = nobody,
+        effect_of: Callable[[Scope], tuple[str, str]] | None = None,
         on_abandoned: Literal["refuse", "repeat"] = "refuse",
         claim_seconds: float = 30.0,
         body_limit_bytes: int = 1024 * 1024,
@@ -93,6 +97,7 @@ class GuardMiddleware:
         self._store = store
         self._guarded = guarded
         self._scope_of = scope_of
+        self._effect_of = effect_of
         self._repeat_abandoned = on_abandoned == "repeat"
         self._claim_seconds = claim_seconds
         self._body_limit_bytes = body_limit_bytes
@@ -123,6 +128,8 @@ class GuardMiddleware:
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await _body(receive, self._body_limit_bytes)
         if body is None:
+            return  # its sender has gone, and nothing has begun
+        if len(body) > self._body_limit_bytes:
             await _refuse(
                 send, "body_too_large", f"at most {self._body_limit_bytes} bytes are taken."
             )
@@ -131,6 +138,7 @@ class GuardMiddleware:
             asked = presented(
                 scope["headers"], scope=self._scope_of(scope), fingerprint=_fingerprint(scope, body)
             )
+            self._check_scope(scope)
         except HeaderFault as fault:
             await _refuse(send, fault.code, str(fault))
             return
@@ -143,8 +151,17 @@ class GuardMiddleware:
             await _send(send, begun.answer.status, headers, begun.answer.body)
         elif claims(begun.verdict):
             request = GuardedRequest(asked, claim)
-            inner = {**scope, "extensions": {**scope.get("extensions", {}), EXTENSION: request}}
-            await self._run(inner, body, receive, send, claim)
+            await self._run(_inner(scope, request), body, receive, send, claim)
+
+    def _check_scope(self, scope: Scope) -> None:
+        """Raises HeaderFault for what the lease of the request does not permit (LEASE-11)."""
+        if self._effect_of is None:
+            return
+        operation, target = self._effect_of(scope)
+        if not granted_scope(scope["headers"]).permits(operation, target):
+            raise HeaderFault(
+                "out_of_scope", f"the lease permits no operation {operation!r} on {target!r}."
+            )
 
     async def _begin(self, asked: Presented, claim: str, send: Send) -> Begun | None:
         try:
@@ -162,33 +179,46 @@ class GuardMiddleware:
         self, scope: Scope, body: bytes, receive: Receive, send: Send, claim: str
     ) -> None:
         """Let the application answer, and store its answer before anybody sees it."""
-        captured = _Captured(send, self._answer_limit_bytes)
+        captured = _Captured(
+            send, self._answer_limit_bytes, lambda whole: self._settle(claim, whole)
+        )
         keeping = asyncio.create_task(self._keep(claim))
         try:
-            try:
-                await self._app(scope, _replayed(body, receive), captured.send)
-            except Exception:
-                # It may have acted before it failed: whoever repeats is told, and nothing is run.
-                status, problem = problem_body("request_failed", "the application raised.")
-                with suppress(StoreUnavailable):
-                    await self._store.finish(
-                        claim, Answer(status, (("content-type", PROBLEM_TYPE),), problem)
-                    )
-                raise
-            answer = captured.answer()
-            not_begun = answer is not None and answer.status in NOT_BEGUN
-            if not (not_begun and await self._store.release(claim)):
-                await self._store.finish(claim, None if answer is None else _stored(answer))
-        except StoreUnavailable as error:
-            # Done, and not stored: the claim runs out, and what then is ``on_abandoned``'s.
-            if not captured.streaming:
-                await _refuse(send, "store_unavailable", f"{error}; the request may have acted.")
-            return
+            await self._app(scope, _replayed(body, receive), captured.send)
+            if captured.streaming:
+                await self._finish(claim, None)
+            elif not captured.settled:
+                await self._finish(claim, _failed("the application did not end its answer."))
+        except Exception:
+            # It may have acted before it failed: whoever repeats is told, and nothing is run. What
+            # it does after its answer, like tasks in the background, is its own.
+            if not captured.settled:
+                await self._finish(claim, _failed("the application raised."))
+            raise
         finally:
             keeping.cancel()
             with suppress(asyncio.CancelledError):
                 await keeping
-        await captured.release()
+        if not captured.settled and not captured.streaming:
+            status, problem = problem_body("request_failed", "the application did not answer.")
+            await _send(send, status, [("content-type", PROBLEM_TYPE)], problem)
+
+    async def _settle(self, claim: str, answer: Answer) -> Answer:
+        """Store a whole answer; what is sent instead where that cannot be."""
+        try:
+            if not (answer.status in NOT_BEGUN and await self._store.release(claim)):
+                await self._store.finish(claim, _stored(answer))
+        except StoreUnavailable as error:
+            # Done, and not stored: the claim runs out, and what then is ``on_abandoned``'s.
+            status, problem = problem_body(
+                "store_unavailable", f"{error}; the request may have acted."
+            )
+            return Answer(status, (("content-type", PROBLEM_TYPE),), problem)
+        return answer
+
+    async def _finish(self, claim: str, answer: Answer | None) -> None:
+        with suppress(StoreUnavailable):  # the claim runs out
+            await self._store.finish(claim, answer)
 
     async def _keep(self, claim: str) -> None:
         """Tell the store that this process is alive."""
@@ -200,52 +230,65 @@ class GuardMiddleware:
 
 
 class _Captured:
-    """An answer that is held back until it is whole. One that grows above the limit is let
-    through as it comes, and not kept."""
+    """An answer that is held back until it is whole and ``settle`` has stored it. One that grows
+    above the limit is let through as it comes, and not kept."""
 
-    def __init__(self, send: Send, limit_bytes: int) -> None:
+    def __init__(
+        self, send: Send, limit_bytes: int, settle: Callable[[Answer], Awaitable[Answer]]
+    ) -> None:
         self._send = send
         self._limit_bytes = limit_bytes
+        self._settle = settle
         self._start: Message | None = None
         self._body = bytearray()
-        self._whole = False
         self.streaming = False
+        self.settled = False
 
     async def send(self, message: Message) -> None:
         """The application's ``send``."""
         if self.streaming:
             await self._send(message)
             return
+        if self.settled:
+            return  # what comes after the end of an answer is no part of it
         if message["type"] == "http.response.start":
             self._start = message
             return
         if message["type"] != "http.response.body" or self._start is None:
-            return  # what extensions add, which cannot be stored
+            return
         self._body += message.get("body", b"")
         more = message.get("more_body", False)
-        self._whole = not more
         if len(self._body) > self._limit_bytes:
             self.streaming = True
             await self._send(self._start)
             await self._send(
                 {"type": "http.response.body", "body": bytes(self._body), "more_body": more}
             )
+        elif not more:
+            self.settled = True
+            await self._release(await self._settle(self._answer(self._start)))
 
-    def answer(self) -> Answer | None:
-        """The whole answer; None for one that was let through or never ended."""
-        if self.streaming or not self._whole or self._start is None:
-            return None
+    def _answer(self, start: Message) -> Answer:
         headers = tuple(
             (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in self._start.get("headers", [])
+            for name, value in start.get("headers", [])
         )
-        return Answer(self._start["status"], headers, bytes(self._body))
+        return Answer(start["status"], headers, bytes(self._body))
 
-    async def release(self) -> None:
-        """Send what was held back."""
-        if not self.streaming and self._start is not None:
-            await self._send(self._start)
-            await self._send({"type": "http.response.body", "body": bytes(self._body)})
+    async def _release(self, answer: Answer) -> None:
+        """As the application gave it: who repeats it gets what is stored of it."""
+        headers = [
+            (name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers
+        ]
+        await self._send(
+            {"type": "http.response.start", "status": answer.status, "headers": headers}
+        )
+        await self._send({"type": "http.response.body", "body": answer.body})
+
+
+def _failed(detail: str) -> Answer:
+    status, problem = problem_body("request_failed", detail)
+    return Answer(status, (("content-type", PROBLEM_TYPE),), problem)
 
 
 def _stored(answer: Answer) -> Answer:
@@ -262,17 +305,27 @@ def _fingerprint(scope: Scope, body: bytes) -> str:
     return digest.hexdigest()
 
 
+def _inner(scope: Scope, request: GuardedRequest) -> Scope:
+    """What the application gets. Without the server's own ways to answer, like a file by its path:
+    an answer that goes by them can be neither held back nor stored."""
+    offered = {
+        name: value
+        for name, value in (scope.get("extensions") or {}).items()
+        if not name.startswith("http.response.")
+    }
+    return {**scope, "extensions": {**offered, EXTENSION: request}}
+
+
 async def _body(receive: Receive, limit_bytes: int) -> bytes | None:
-    """The whole body; None when it is too large, or its sender has gone."""
+    """The whole body, or more than the limit of one that is too large; None when its sender has
+    gone."""
     body = bytearray()
     while True:
         message = await receive()
         if message["type"] != "http.request":
             return None
         body += message.get("body", b"")
-        if len(body) > limit_bytes:
-            return None
-        if not message.get("more_body", False):
+        if len(body) > limit_bytes or not message.get("more_body", False):
             return bytes(body)
 
 

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from tenure.executor.context import Context
 from tenure.executor.core.paying import Known
-from tenure.executor.guards.payment import Entry
+from tenure.executor.guards.payment_course import Entry
+from tenure.executor.guards.payment_table import intent_step, outcome_step
 from tenure.executor.guards.sql import SqlGuard
 from tenure.executor.guards.sql_install import quoted
 
@@ -34,8 +35,7 @@ class PostgresPayments:
         self, context: Context[Any], operation: str, payment_id: str, digest: str
     ) -> Entry:
         """As PaymentRecord says. Raises what ``SqlGuard.transaction`` raises."""
-        # Another name for each attempt: every one has to be judged, and to look.
-        step = f"{payment_id} intent {context.attempt_id}"
+        step = intent_step(payment_id, context.attempt_id)
         async with self._guard.step(context, step) as effect:
             row = await effect.connection.fetchrow(
                 f"select known, digest, content from {self._table}"
@@ -60,8 +60,7 @@ class PostgresPayments:
         self, context: Context[Any], operation: str, payment_id: str, entry: Entry
     ) -> None:
         """As PaymentRecord says. Raises what ``SqlGuard.transaction`` raises."""
-        step = f"{payment_id} outcome"
-        async with self._guard.step(context, step) as effect:
+        async with self._guard.step(context, outcome_step(payment_id)) as effect:
             if not effect.already_done:
                 await effect.connection.execute(
                     f"update {self._table}"

@@ -28,3 +28,14 @@ create index if not exists tenure_payment_unsettled on {name} (intended_at)
         named = ", ".join(quoted(role) for role in roles)
         statement += f"grant select, insert, update on {name} to {named};\n"
     return statement
+
+
+def intent_step(payment_id: str, attempt_id: str) -> str:
+    """The step of the SQL guard in which an intention is written down: another name for each
+    attempt, since every one has to be judged, and to look."""
+    return f"{payment_id} intent {attempt_id}"
+
+
+def outcome_step(payment_id: str) -> str:
+    """The step in which the outcome is."""
+    return f"{payment_id} outcome"

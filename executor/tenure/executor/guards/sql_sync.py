@@ -126,13 +126,15 @@ class SyncGuard(Generic[ConnectionT_co]):
         """
         with (
             context.side_effect(operation, key=key),
-            self._judged(context, inbox_name(operation, key)) as effect,
+            self.step(context, inbox_name(operation, key)) as effect,
         ):
             yield effect
 
     @contextmanager
-    def _judged(self, context: Context[Any], operation: str) -> Iterator[Effect[ConnectionT_co]]:
-        """The transaction of a side effect that has begun."""
+    def step(self, context: Context[Any], operation: str) -> Iterator[Effect[ConnectionT_co]]:
+        """As ``transaction``, for a part of a side effect that was begun already: it is judged by
+        the receiver, and neither kept with the attempt nor compared with its scope."""
+        context.check_authority()
         unanswered: Exception | None = None
         with self._acquire() as link:
             began_at = time.monotonic()
