@@ -14,7 +14,7 @@ CODE := contract settings coordinator relay executor client cli tests \
 
 .PHONY: help
 help: ## List the commands
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-21s %s\n", $$1, $$2}'
 
 .PHONY: install
 install: $(INSTALLED) ## Make .venv with the locked dependencies and Tenure in place
