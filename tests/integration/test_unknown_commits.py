@@ -13,8 +13,10 @@ import asyncpg
 import pytest
 
 from tenure.contract import topology
-from tenure.coordinator.core.commands import Deliver
+from tenure.contract.codes import Reason
+from tenure.coordinator.core.commands import Deliver, Reject
 from tenure.coordinator.core.decisions import Outcome
+from tests.support import steps
 from tests.support.authority import Bench, replica
 from tests.support.books import faults, read_log
 from tests.support.every_command import (
@@ -30,6 +32,7 @@ from tests.support.every_command import (
     a_renewal,
     a_submission,
     a_take,
+    an_allocation,
     first,
 )
 from tests.support.isolation import FreshDatabase
@@ -131,7 +134,34 @@ async def test_an_allocation_or_expiry_whose_commit_is_unknown_is_done_once(
     outcome, changed = await difference(bench, send)
     assert plan.reached.is_set()
     assert changed == as_usual
-    assert (outcome.refused is not None) is (cut is not Cut.BEFORE_COMMIT)
+    repeated = cut is not Cut.BEFORE_COMMIT
+    if prepare is an_allocation:
+        assert (outcome.refused, outcome.replayed) == (None, repeated)
+    else:
+        assert (outcome.refused is not None) is repeated
+
+
+@pytest.mark.requirement("LEASE-04")
+@pytest.mark.parametrize("seen", [True, False], ids=["loaded anew", "known to the commit alone"])
+async def test_an_allocation_that_comes_again_after_its_attempt_has_ended_makes_no_other(
+    site: Site, seen: bool
+) -> None:
+    """Its outcome was not known, and meanwhile the task waits once more."""
+    bench = site.bench
+    incarnation = await bench.register()
+    task_id = await bench.submit()
+    command = steps.allocation(task_id, incarnation)
+    (made,) = await bench.authority.allocate([command], [await steps.load(bench.owner, command)])
+    held = await bench.holder(task_id)
+    assert held is not None
+    await bench.report(Reject, held, reason=Reason.NODE_DRAINING.value, message="")
+    snapshot, now = await steps.load(bench.owner, command)
+    assert snapshot.attempt is not None
+    before = await bench.everything()
+    given = snapshot if seen else replace(snapshot, attempt=None)
+    (again,) = await bench.authority.allocate([command], [(given, now)])
+    assert (again.refused, again.replayed, again.reply) == (None, True, made.reply)
+    assert await bench.everything() == before
 
 
 @WITH_CUTS

@@ -124,6 +124,7 @@ DAMAGE = {
     "authority-has-its-epoch": "update tenure.authority set epoch = epoch + 1",
     "policies-are-counted": "update tenure.policies set version = 2",
     "accounts-equal-reservations": "update tenure.accounts set held_minor = held_minor + 1",
+    "accounts-equal-deliveries": "update tenure.accounts set spent_minor = spent_minor + 1",
     "reservations-are-of-open-attempts": "insert into tenure.reservations"
     f" select {DONE}, 'default', 'any', null, gen_random_uuid(), 0, 0, 0, 0, now()",
     "reservations-count-with-their-task": "update tenure.reservations set concurrency_key = 'any'",

@@ -313,7 +313,7 @@ BY_GUARDS_ALONE: dict[Prepare, type[Command]] = {
     a_review: OpenReview,
     a_hold_of_what_all_reject: HoldRejected,
 }
-"""A repetition finds nothing left to do."""
+"""A repetition finds nothing left to do; of an allocation it finds its attempt."""
 OF_ROWS: dict[Prepare, type[Command]] = {a_row_to_take_in: TakeIn, a_row_to_refuse: RefuseIntake}
 """A repetition finds the row decided."""
 RENEWALS: dict[Prepare, type[Command]] = {a_renewal: Renew}

@@ -34,7 +34,14 @@ from tenure.coordinator.core.commands import (
 )
 from tenure.coordinator.core.decisions import Accepted
 from tenure.coordinator.core.outcomes import HANDED_BACK, LOSSES_UNTIL_HELD
-from tenure.coordinator.core.rows import AttemptRow, LimitRow, TaskRow, TenantRow
+from tenure.coordinator.core.rows import (
+    AttemptRow,
+    IncarnationRow,
+    LimitRow,
+    PauseRow,
+    TaskRow,
+    TenantRow,
+)
 from tenure.coordinator.model.rows import Rows
 
 AUTHORIZED_STATES: dict[type[AttemptCommand], frozenset[AttemptState]] = {
@@ -196,6 +203,18 @@ def _judge_loss(old: TaskRow, new: TaskRow) -> None:
     )
 
 
+def _concerns(pause: PauseRow, task: TaskRow, node: IncarnationRow) -> bool:
+    match pause.scope:
+        case PauseScope.TYPE:
+            return pause.name == task.type
+        case PauseScope.NODE:
+            return pause.name == node.node_id
+        case PauseScope.LABEL:
+            return pause.name in {f"{name}={value}" for name, value in node.facts.labels}
+        case _:
+            return True
+
+
 def judge_allocation(
     before: Rows, command: Allocate, after: Rows, tokens: Mapping[TaskId, FencingToken]
 ) -> None:
@@ -220,9 +239,7 @@ def judge_allocation(
     check(at - node.last_seen_at < SILENCE, "LEASE-07: a silent node gets no work")
     check(
         not any(
-            (pause.until is None or pause.until > at)
-            and {PauseScope.TYPE: task.type, PauseScope.NODE: node.node_id}.get(pause.scope, "")
-            == pause.name
+            (pause.until is None or pause.until > at) and _concerns(pause, task, node)
             for pause in tenant.pauses
         ),
         "FLOW-01: nothing begins where it is paused",

@@ -8,7 +8,7 @@ from typing import Final
 
 from tenure.contract.ids import AttemptId, CommandId, IncarnationId
 from tenure.contract.states import LimitScope, TaskState
-from tenure.coordinator.core.commands import Allocate, AnyCommand
+from tenure.coordinator.core.commands import AnyCommand
 from tenure.coordinator.core.decisions import Accepted, ItemOutcome, Reads
 from tenure.coordinator.core.rows import ANY
 from tests.support.parity import Decided, Twice
@@ -89,8 +89,6 @@ class Life:
             return
         first = number % len(self._waiting)
         command = self._waiting[first].command
-        if isinstance(command, Allocate) and command.attempt_id in self.twice.rows.attempts:
-            return  # an attempt's id is minted once
         if other:
             command = replace(command, fingerprint=b"other")
         decision = await self.twice.decide(command)

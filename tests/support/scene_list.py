@@ -4,7 +4,7 @@ from typing import Final
 
 from tenure.contract.states import Effects, LimitScope, PauseScope
 from tenure.coordinator.core.rows import LimitRow
-from tests.support.scenes import CONTENTS, REPORTS, TICK, TYPE, Scene
+from tests.support.scenes import CONTENTS, LABEL, REPORTS, TICK, TYPE, Scene
 
 SCENES: Final = (
     Scene(
@@ -139,6 +139,14 @@ SCENES: Final = (
         attempts=2,
         pauses=2,
         paused=(PauseScope.NODE, "a"),
+    ),
+    Scene(
+        "a label that is paused",
+        ("allocate", "take", "fail"),
+        attempts=2,
+        pauses=2,
+        paused=(PauseScope.LABEL, "=".join(LABEL)),
+        labelled=("a",),
     ),
     Scene(
         "a limit for each key",

@@ -20,7 +20,7 @@ from tenure.coordinator.core import commands
 from tenure.coordinator.core.commands import AnyCommand
 from tenure.coordinator.core.decide import decide
 from tenure.coordinator.core.decisions import Accepted, ItemOutcome
-from tenure.coordinator.core.rows import ANY, LimitRow, TenantRow
+from tenure.coordinator.core.rows import ANY, LimitRow, NodeFacts, TenantRow
 from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.model.commit import commit
 from tenure.coordinator.model.rows import Rows, load
@@ -31,6 +31,7 @@ TICK = 10_000_000
 """The least time that passes, in microseconds."""
 TENANT = TenantId("default")
 TYPE = "work"
+LABEL = ("rack", "1")
 
 REPORTS: dict[str, type[commands.AttemptCommand]] = {
     "accept": commands.Accept,
@@ -97,6 +98,7 @@ class Scene:
     suspensions: int = 0  # the tenant's version until which it is suspended and authorized again
     pauses: int = 0  # how often it is paused or resumed
     paused: tuple[PauseScope, str] = (PauseScope.TENANT, "")  # what of it
+    labelled: tuple[str, ...] = ()  # nodes that have the label
     limits: tuple[LimitRow, ...] = ()
     limited_later: bool = False  # the limits are stated and taken back, once each
     keys: tuple[str, ...] = ()  # concurrency keys of the tasks
@@ -141,7 +143,13 @@ class Scene:
             rows = _apply(rows, self.registration(node, 1), self.policy)
         for number in range(1, self.tasks + 1) if self.submitted else ():
             rows = _apply(rows, self.submission(number), self.policy)
-        return replace(rows, commands={})  # nobody repeats these
+        labelled = {
+            name: replace(row, facts=NodeFacts(labels=frozenset({LABEL})))
+            for name, row in rows.incarnations.items()
+            if row.node_id in self.labelled
+        }
+        # Nobody repeats what made these rows.
+        return replace(rows, commands={}, incarnations={**rows.incarnations, **labelled})
 
     def registration(self, node: str, start: int) -> commands.Register:
         """One start of a node."""
@@ -182,7 +190,7 @@ class Scene:
     def commands(self, rows: Rows, granted: tuple[Grant, ...]) -> Iterator[AnyCommand]:
         """Everything that may be asked now. The same command has the same id at any time."""
         for grant in granted:
-            yield from self._reports(grant, granted)
+            yield from self._reports(rows, grant, granted)
         for task_id in rows.tasks:
             yield from self._about_task(rows, task_id, len(granted))
         if "register" in self.asked or "nodes" in self.asked:
@@ -198,7 +206,12 @@ class Scene:
         if not self.submitted:
             yield from self._submissions()
 
-    def _reports(self, grant: Grant, granted: tuple[Grant, ...]) -> Iterator[AnyCommand]:
+    def _reports(
+        self, rows: Rows, grant: Grant, granted: tuple[Grant, ...]
+    ) -> Iterator[AnyCommand]:
+        if "allocate" in self.asked and grant.attempt_id in rows.attempts:
+            # Again, since its outcome was not known.
+            yield _allocation(grant.task_id, grant.incarnation, grant.attempt_id)
         if "revoke" in self.asked:
             about: dict[str, Any] = {
                 "task_id": grant.task_id,
@@ -256,14 +269,8 @@ class Scene:
     def _about_task(self, rows: Rows, task_id: TaskId, granted: int) -> Iterator[AnyCommand]:
         if "allocate" in self.asked and granted < self.attempts:
             for name in self._different(rows, task_id):
-                attempt = f"attempt-{granted + 1} of {task_id} at {name}"
-                yield commands.Allocate(
-                    **_common(f"allocate {attempt}"),
-                    task_id=task_id,
-                    incarnation=name,
-                    attempt_id=AttemptId(attempt),
-                    lease_id=LeaseId(f"lease of {attempt}"),
-                )
+                attempt = AttemptId(f"attempt-{granted + 1} of {task_id} at {name}")
+                yield _allocation(task_id, name, attempt)
         if "expire" in self.asked:
             yield commands.Expire(**_common(f"expire {task_id}"), task_id=task_id)
         if "cancel" in self.asked:
@@ -363,6 +370,18 @@ def _common(command_id: str, content: str = "") -> dict[str, Any]:
         "tenant": TENANT,
         "actor": "somebody",
     }
+
+
+def _allocation(
+    task_id: TaskId, incarnation: IncarnationId, attempt_id: AttemptId
+) -> commands.Allocate:
+    return commands.Allocate(
+        **_common(f"allocate {attempt_id}"),
+        task_id=task_id,
+        incarnation=incarnation,
+        attempt_id=attempt_id,
+        lease_id=LeaseId(f"lease of {attempt_id}"),
+    )
 
 
 def _apply(rows: Rows, command: AnyCommand, policy: LeasePolicy) -> Rows:

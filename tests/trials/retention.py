@@ -2,7 +2,7 @@
 
 A database that was used for more than a year is made: two million rows that the policy lets go, a
 log of a million published rows, and tasks as old that go on. Three replicas take 500 events a
-second, first alone, then while each of them removes what is due, without the rest that their loops
+second, in turn alone and while each of them removes what is due: without the rest that their loops
 take (as ``tenure retention run`` does at three places at once) or, with ``--gently``, with it. It
 passes when no commit failed
 or met a deadlock, everything due is gone, nothing else is, and ``tenure verify`` finds nothing.
@@ -18,7 +18,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -41,7 +42,6 @@ GOING_ON: Final = 200
 PARTITION: Final = 10_000_000
 DUE: Final = "select kind from tenure.retention_due()"
 LOOK_SECONDS: Final = 0.2
-PROGRESS_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Asked:
 
     rows: int
     events_per_second: float
-    quiet_seconds: float
+    slice_seconds: float
     gently: bool
 
 
@@ -71,12 +71,12 @@ async def run(asked: Asked, database: FreshDatabase) -> dict[str, Any]:
             old, going_on = await _past(admin, made, asked.rows)
             size_before = await _log_bytes(admin)
             _say(f"{old.ended:,} ended rows are due, and {old.by_kind['log']:,} of the log")
-            alone = await _alone(made, asked)
-            meanwhile, removed, seconds = await _while_removing(admin, made, asked)
-            await made.all_done()
+            alone, beside = await _in_turn(admin, made, asked)
             size_after = await _log_bytes(admin)
+            rows = await admin.fetch("select kind, removed_rows from tenure.retention")
+            removed = {row["kind"]: row["removed_rows"] for row in rows if row["removed_rows"]}
         faults = [
-            *_lane_faults(made, alone, meanwhile),
+            *_lane_faults(made, alone, beside),
             *await _faults(admin, database, made, old, removed, going_on),
         ]
         if size_after >= size_before:
@@ -88,17 +88,17 @@ async def run(asked: Asked, database: FreshDatabase) -> dict[str, Any]:
         "replicas": REPLICAS,
         "gently": asked.gently,
         "due": {"rows": old.ended, **old.by_kind},
-        "removed": dict(removed),
-        "seconds": round(seconds, 1),
-        "rows_per_second": round(old.ended / seconds),
+        "removed": removed,
+        "seconds": round(beside.seconds, 1),
+        "rows_per_second": round(old.ended / beside.seconds),
         "events_per_second": {
             "offered": asked.events_per_second,
             "alone": round(alone.per_second * EVENTS_OF_A_TASK, 1),
-            "meanwhile": round(meanwhile.per_second * EVENTS_OF_A_TASK, 1),
+            "beside": round(beside.per_second * EVENTS_OF_A_TASK, 1),
         },
         "submit_milliseconds": {
             name: {"p50": one.milliseconds(50), "p99": one.milliseconds(99), "of": len(one.waits)}
-            for name, one in (("alone", alone), ("meanwhile", meanwhile))
+            for name, one in (("alone", alone), ("beside", beside))
         },
         "log_bytes": {"before": size_before, "after": size_after},
         "load_average": [round(one, 1) for one in os.getloadavg()],
@@ -132,53 +132,64 @@ async def _past(admin: asyncpg.Connection, made: Traffic, rows: int) -> tuple[Ol
     return old, going_on
 
 
-async def _alone(made: Traffic, asked: Asked) -> Counted:
-    """What submissions take while nothing is removed."""
-    found, stop = Counted(), asyncio.Event()
-    submitting = asyncio.create_task(made.submit(asked.events_per_second, found, stop))
-    await asyncio.sleep(asked.quiet_seconds)
-    stop.set()
-    await submitting
-    await made.all_done()
-    return found
-
-
-async def _while_removing(
+async def _in_turn(
     admin: asyncpg.Connection, made: Traffic, asked: Asked
-) -> tuple[Counted, Counter[str], float]:
-    """The same while every replica removes, until nothing is due; what they removed, by kind, of
-    the log partitions, and in how many seconds."""
-    found, stop = Counted(), asyncio.Event()
-    removed: Counter[str] = Counter()
+) -> tuple[Counted, Counted]:
+    """Slices of traffic alone and of traffic beside the removal, in turn, so that what else the
+    machine does befalls both, until nothing is due. What submissions took alone and beside it."""
+    alone, beside = Counted(), Counted()
+    removers = [Retention(bench.pool, lambda kind, rows: None) for bench in made.benches]
+    while await admin.fetch(DUE):
+        async with _submitting(made, asked, alone):
+            await asyncio.sleep(asked.slice_seconds)
+        purge = _purged_gently if asked.gently else _purged
+        async with _submitting(made, asked, beside):
+            removing = [asyncio.create_task(purge(remover)) for remover in removers]
+            due = await _nothing_due(admin, asked.slice_seconds)
+            for one in removing:
+                one.cancel()
+            await asyncio.gather(*removing, return_exceptions=True)
+        _say(
+            f"due: {', '.join(due) or 'nothing'}; p99 of submissions {alone.milliseconds(99)} ms"
+            f" alone, {beside.milliseconds(99)} ms beside"
+        )
+    return alone, beside
 
-    def note(kind: str, rows: int) -> None:
-        removed[kind] += rows
 
-    async def purge(remover: Retention) -> None:
-        while not stop.is_set():
-            if asked.gently:
-                running = asyncio.create_task(remover.run())
-                await stop.wait()
-                running.cancel()
-                return
-            done, _ = await remover.run_now(tuple(RetentionKind))
-            if not any(done.values()):
-                await asyncio.sleep(LOOK_SECONDS)
-
-    clock = time.monotonic
-    began = told = clock()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(made.submit(asked.events_per_second, found, stop))
-        for bench in made.benches:
-            group.create_task(purge(Retention(bench.pool, note)))
-        while due := [row["kind"] for row in await admin.fetch(DUE)]:
-            if clock() > told + PROGRESS_SECONDS:
-                told = clock()
-                _say(f"{sum(removed.values()):,} removed; due: {', '.join(due)}")
-            await asyncio.sleep(LOOK_SECONDS)
-        seconds = clock() - began
+@asynccontextmanager
+async def _submitting(made: Traffic, asked: Asked, into: Counted) -> AsyncIterator[None]:
+    """For the length of a block, and until what was submitted is done."""
+    stop = asyncio.Event()
+    submitting = asyncio.create_task(made.submit(asked.events_per_second, into, stop))
+    try:
+        yield
+    finally:
         stop.set()
-    return found, removed, seconds
+        await submitting
+    await made.all_done()
+
+
+async def _purged(remover: Retention) -> None:
+    """Until cancelled, without rest."""
+    while True:
+        done, _ = await remover.run_now(tuple(RetentionKind))
+        if not any(done.values()):
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _purged_gently(remover: Retention) -> None:
+    """Until cancelled, as the coordinators' loops do."""
+    await remover.run()
+
+
+async def _nothing_due(admin: asyncpg.Connection, seconds: float) -> list[str]:
+    """Wait until nothing is due, at most so long; the kinds of which something is."""
+    end = time.monotonic() + seconds
+    while True:
+        due = [row["kind"] for row in await admin.fetch(DUE)]
+        if not due or time.monotonic() > end:
+            return due
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 def _lane_faults(made: Traffic, *phases: Counted) -> list[str]:
@@ -193,14 +204,14 @@ async def _faults(
     database: FreshDatabase,
     made: Traffic,
     old: Old,
-    removed: Counter[str],
+    removed: Mapping[str, int],
     going_on: set[TaskId],
 ) -> list[str]:
     """What was removed and should not have been, or the other way round."""
     faults = [
-        f"{removed[kind]:,} rows of {kind} were removed, {rows:,} were due"
+        f"{removed.get(kind, 0):,} rows of {kind} were removed, {rows:,} were due"
         for kind, rows in old.by_kind.items()
-        if kind != "log" and removed[kind] != rows
+        if kind != "log" and removed.get(kind) != rows
     ]
     expected = made.submitted | going_on
     for table, tasks in {
@@ -247,13 +258,13 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=2_000_000, help="that have ended")
     parser.add_argument("--events", type=float, default=500.0, help="offered a second")
     parser.add_argument("--gently", action="store_true", help="as the coordinators' loops do")
-    parser.add_argument("--quiet-seconds", type=float, default=30.0, help="before the removal")
+    parser.add_argument("--slice-seconds", type=float, default=15.0, help="of each, in turn")
     return parser.parse_args(words)
 
 
 async def main(arguments: argparse.Namespace) -> int:
     """Run it on a server of its own; 0 when nothing is wrong."""
-    asked = Asked(arguments.rows, arguments.events, arguments.quiet_seconds, arguments.gently)
+    asked = Asked(arguments.rows, arguments.events, arguments.slice_seconds, arguments.gently)
     with tempfile.TemporaryDirectory(prefix="tenure-trial-") as temporary:
         directory = Path(temporary)
         os.chmod(directory, 0o711)

@@ -73,7 +73,7 @@ class Traffic:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(max(0.0, due - clock())):
                         await stop.wait()
-        into.seconds = clock() - began
+        into.seconds += clock() - began
 
     async def _submit_one(self, due: float, into: Counted) -> None:
         bench = next(self._turns)

@@ -187,6 +187,7 @@ def test_an_allocation_grants_the_next_generation_and_relies_on_all_that_it_read
     assert change.current_attempt_id == created.attempt_id == ALLOCATE.attempt_id
     assert decision.reads == decisions.Reads(
         epoch=1,
+        attempt_id=ALLOCATE.attempt_id,  # unknown so far
         task_id=TASK.task_id,
         task_version=TASK.version,
         incarnation=NODE.incarnation,
@@ -200,6 +201,20 @@ def test_an_allocation_grants_the_next_generation_and_relies_on_all_that_it_read
     (event,) = decision.events
     assert event.to_node == NODE.incarnation
     assert event.event_id == created.dispatch_event_id
+
+
+@pytest.mark.requirement("LEASE-04")
+@pytest.mark.parametrize("state", [AttemptState.SUBMITTED, R, AttemptState.EXPIRED])
+def test_an_allocation_whose_attempt_is_known_is_answered_as_the_first_time(
+    state: AttemptState,
+) -> None:
+    """It is a repetition after an unknown outcome, also where the task waits once more."""
+    made = replace(ATTEMPT, attempt_id=ALLOCATE.attempt_id, ordinal=TASK.generation, state=state)
+    for snapshot in (with_attempt(state), waiting()):
+        decision = decided(ALLOCATE, replace(snapshot, attempt=made, incarnation=NODE))
+        assert isinstance(decision, Answered)
+        assert (decision.reply.outcome, decision.reply.attempt_state) == ("applied", "submitted")
+        assert decision.reply.generation == TASK.generation
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,7 @@ def test_a_decision_looks_at_nothing_that_its_guards_do_not_cover(
     if isinstance(command, commands.Allocate) or drawn:
         assert reads.policy_version == POLICY.version
     if isinstance(command, commands.Allocate):
+        assert (reads.attempt_id, reads.attempt_version) == (command.attempt_id, None)
         assert reads.not_before_passed
         assert reads.deadline_open
     if isinstance(command, commands.Expire):

@@ -40,11 +40,16 @@ def allocate(
     """Give a waiting task to a node: reservation, attempt, lease and event in one commit.
 
     The generation grows with every allocation, in the row and under its lock, so no token is ever
-    granted twice (LEASE-04).
+    granted twice (LEASE-04). The attempt's id is the command's own: where it is known, this is a
+    repetition after an unknown outcome, and is answered as the first time, whatever has become of
+    the attempt since.
     """
     task, node = snapshot.task, snapshot.incarnation
     if task is None or node is None:
         return Refused(Code.NOT_FOUND, "no such task or node")
+    made = snapshot.attempt
+    if made is not None and made.attempt_id == command.attempt_id:
+        return Answered(_allocated(task, made.ordinal), None)
     if task.state is not TaskState.OPEN or task.current_attempt_id is not None:
         return Refused(Code.WRONG_STATE, "the task does not wait")
     if task.not_before is not None and task.not_before > now:
@@ -119,19 +124,24 @@ def allocate(
             pause_over=flow.over_since(task, node, snapshot.tenant, now),
             seen_within=policy.node_silence_microseconds,
             policy_version=policy.version,
+            attempt_id=command.attempt_id,  # which is not known
         ),
-        reply=Reply(
-            "applied",
-            task_id=task.task_id,
-            task_state=task.state,
-            attempt_state=AttemptState.SUBMITTED,
-            generation=generation,
-        ),
+        reply=_allocated(task, generation),
         writes=(
             created,
             replace(unchanged(task), generation=generation, current_attempt_id=command.attempt_id),
         ),
         events=(event,),
+    )
+
+
+def _allocated(task: TaskRow, generation: int) -> Reply:
+    return Reply(
+        "applied",
+        task_id=task.task_id,
+        task_state=TaskState.OPEN,
+        attempt_state=AttemptState.SUBMITTED,
+        generation=generation,
     )
 
 

@@ -37,7 +37,8 @@ class Snapshot:
     task_type: TaskTypeRow | None = None
     task: TaskRow | None = None
     tenant: TenantRow | None = None  # the task's, where a node is judged
-    attempt: AttemptRow | None = None  # the presented one, else the task's current one
+    # The presented one, else the task's current one; of an allocation the one that it would make.
+    attempt: AttemptRow | None = None
     incarnation: IncarnationRow | None = None
     fleet: tuple[IncarnationRow, ...] | None = None  # active ones of the tenant, by id
     previous_incarnation: IncarnationRow | None = None  # current holder of the node's name

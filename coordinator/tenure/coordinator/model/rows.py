@@ -158,6 +158,7 @@ def _load_allocation(rows: Rows, command: Allocate | HoldRejected, epoch: int) -
         epoch=epoch,
         task=None if task is None else replace(task, profile=rows.profile_of[task.task_id]),
         tenant=None if task is None else counted(rows, task.tenant),
+        attempt=rows.attempts.get(command.attempt_id) if isinstance(command, Allocate) else None,
         incarnation=(
             rows.incarnations.get(command.incarnation) if isinstance(command, Allocate) else None
         ),

@@ -6,7 +6,7 @@ from typing import Final, TypeAlias
 
 from asyncpg import Record
 
-from tenure.contract.ids import TaskId, TenantId
+from tenure.contract.ids import AttemptId, TaskId, TenantId
 from tenure.coordinator.core.commands import (
     Accept,
     Allocate,
@@ -32,7 +32,7 @@ from tenure.coordinator.core.commands import (
     TakeIn,
     TryAgain,
 )
-from tenure.coordinator.core.rows import IncarnationRow, ProfileRow, TaskRow
+from tenure.coordinator.core.rows import AttemptRow, IncarnationRow, ProfileRow, TaskRow
 from tenure.coordinator.core.snapshot import Snapshot
 from tenure.coordinator.store import named_queries
 from tenure.coordinator.store.limits import counted
@@ -201,6 +201,7 @@ async def load_intake(asked: Asked, commands: Sequence[TakeIn | RefuseIntake]) -
 
 async def load_allocations(asked: Asked, commands: Sequence[Allocate | HoldRejected]) -> Loaded:
     """For allocations, and for holds of what every node of a fleet has rejected."""
+    attempts = await _load_allocated(asked, commands)
     fleets = await _load_fleets(asked, commands)
     records = await asked.fetch(
         _QUERIES["allocations"],
@@ -217,6 +218,9 @@ async def load_allocations(asked: Asked, commands: Sequence[Allocate | HoldRejec
                 epoch=record["epoch"] or 0,
                 task=judged_task_row(record),
                 tenant=tenants.get(record["fact_tenant"]),
+                attempt=(
+                    attempts.get(command.attempt_id) if isinstance(command, Allocate) else None
+                ),
                 incarnation=incarnation_row(record),
                 fleet=(
                     tuple(fleets.get(command.tenant, ()))
@@ -227,6 +231,16 @@ async def load_allocations(asked: Asked, commands: Sequence[Allocate | HoldRejec
             for command, record in zip(commands, records, strict=True)
         ],
     )
+
+
+async def _load_allocated(
+    asked: Asked, commands: Sequence[Allocate | HoldRejected]
+) -> dict[AttemptId, AttemptRow]:
+    """What is there of the attempts that allocations would make: they are repetitions then."""
+    wanted = [command.attempt_id for command in commands if isinstance(command, Allocate)]
+    records = await asked.fetch(_QUERIES["allocated"], wanted) if wanted else []
+    rows = [row for row in map(attempt_row, records) if row is not None]
+    return {row.attempt_id: row for row in rows}
 
 
 async def _load_fleets(

@@ -106,6 +106,16 @@ left join tenure.tenants e on e.tenant = t.tenant
 left join tenure.accounts b on b.tenant = t.tenant
 order by i.ord;
 
+-- name: allocated
+-- Of the attempts $1 those that are there.
+select
+    a.attempt_id, a.task_id as attempt_task_id, a.tenant as attempt_tenant, a.ordinal,
+    a.state as attempt_state, a.version as attempt_version, a.sequence as attempt_sequence,
+    a.node_id, a.incarnation, a.lease_id, a.fencing_token, a.policy_version, a.lease_microseconds,
+    a.expires_at, a.decided_at as attempt_decided_at
+from tenure.attempts a
+where a.attempt_id = any($1::uuid[]);
+
 -- name: fleets
 -- $1 tenants: their active incarnations, by id.
 select

@@ -24,6 +24,23 @@ full join (
 ) e on e.tenant = c.tenant
 where coalesce(c.held_minor, 0) <> coalesce(e.cost_minor, 0)
 
+-- name: accounts-equal-deliveries
+-- What a tenant has spent is what its delivered tasks cost. Once tasks were removed it is more.
+select 'tenant ' || coalesce(c.tenant, d.tenant) as subject,
+    format('has spent %s minor units, its delivered tasks cost %s%s', c.spent_minor, d.cost_minor,
+        case when r.some then ', without those that were removed' end) as detail
+from tenure.accounts c
+full join (
+    select t.tenant, sum(p.cost_minor) as cost_minor
+    from tenure.tasks t
+    join tenure.profiles p on p.tenant = t.tenant and p.digest = t.profile_digest
+    where t.state = 'delivered' and p.cost_minor > 0
+    group by t.tenant
+) d on d.tenant = c.tenant
+cross join (select removed_rows > 0 as some from tenure.retention where kind = 'tasks') r
+where coalesce(c.spent_minor, 0) < coalesce(d.cost_minor, 0)
+    or not r.some and coalesce(c.spent_minor, 0) > coalesce(d.cost_minor, 0)
+
 -- name: reservations-are-of-open-attempts
 select 'reservation of attempt ' || e.attempt_id as subject,
     case when a.attempt_id is null then 'there is no such attempt'
