@@ -58,6 +58,10 @@ test: install test-deps $(if $(filter external docker,$(TENURE_TEST_SERVICES)),,
 sigterms: install system-deps ## End executors by SIGTERM at 200 random instants, some minutes; SEED=n
 	@TENURE_TEST_SIGTERMS=200 TENURE_TEST_SEED=$(or $(SEED),7) $(BIN)/python -m pytest tests/chaos/test_sigterms.py --timeout 1800 $(ARGS)
 
+.PHONY: test-kit
+test-kit: install system-deps ## Do every fault of the testing kit in memory and on real servers, and compare
+	@TENURE_TEST_KIT=all $(BIN)/python -m pytest tests/unit/testing tests/integration/executor/test_fleets.py $(ARGS)
+
 .PHONY: explore
 explore: install ## Explore larger worlds of decisions than the tests do, some minutes
 	@$(BIN)/python -m tests.support.explore $(ARGS)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 if TYPE_CHECKING:
+    from tenure.cli.testing.servers import Servers
     from tenure.executor import Executor
     from tenure.executor.testing import Fleet, MakeFleet
 
@@ -20,6 +21,7 @@ SERVERS_VARIABLE: Final = "TENURE_TEST_SERVERS"
 CHOICES: Final = ("memory", "local")
 FIXTURE: Final = "tenure_fleet"
 _MADE: Final = pytest.StashKey["list[Fleet]"]()
+_SERVERS: Final = pytest.StashKey["Servers"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,6 +48,16 @@ def chosen(config: pytest.Config) -> str:
     return str(asked)
 
 
+def _servers(config: pytest.Config) -> "Servers":
+    """Those of this run. They start when the first fleet asks for them."""
+    if _SERVERS not in config.stash:
+        from tenure.cli.testing.servers import Servers
+
+        servers = config.stash[_SERVERS] = Servers()
+        config.add_cleanup(servers.stop)
+    return config.stash[_SERVERS]
+
+
 @pytest.fixture
 def tenure_fleet(request: pytest.FixtureRequest) -> "MakeFleet":
     """Makes fleets: ``async with tenure_fleet(app) as fleet``."""
@@ -53,6 +65,7 @@ def tenure_fleet(request: pytest.FixtureRequest) -> "MakeFleet":
     from tenure.executor.testing.fleet import OPENED_BY_THE_LIFESPAN
 
     made = request.node.stash.setdefault(_MADE, [])
+    servers = _servers(request.config) if chosen(request.config) == "local" else None
 
     def make(
         app: "Executor",
@@ -63,14 +76,20 @@ def tenure_fleet(request: pytest.FixtureRequest) -> "MakeFleet":
         resources: Any = OPENED_BY_THE_LIFESPAN,
         patience_seconds: float | None = None,
     ) -> "Fleet":
-        fleet = MemoryFleet(
-            app,
-            nodes=nodes,
-            slots=slots,
-            lease_seconds=lease_seconds,
-            resources=resources,
-            patience_seconds=patience_seconds,
-        )
+        options: dict[str, Any] = {
+            "nodes": nodes,
+            "slots": slots,
+            "lease_seconds": lease_seconds,
+            "resources": resources,
+            "patience_seconds": patience_seconds,
+        }
+        fleet: Fleet
+        if servers is None:
+            fleet = MemoryFleet(app, **options)
+        else:
+            from tenure.cli.testing.fleet import make_server_fleet
+
+            fleet = make_server_fleet(app, servers, **options)
         made.append(fleet)
         return fleet
 

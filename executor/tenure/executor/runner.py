@@ -15,7 +15,7 @@ from tenure.contract.faultpoints import NO_FAULTS, FaultPoints
 from tenure.contract.ids import IncarnationId
 from tenure.executor import logs
 from tenure.executor.app import Executor
-from tenure.executor.clock import counts_suspend, system_clock
+from tenure.executor.clock import Clock, counts_suspend, system_clock
 from tenure.executor.config import ExecutorSettings
 from tenure.executor.errors import DeclarationError, LifespanFailed, NodeGone
 from tenure.executor.executable import executable_of_app, place_of
@@ -56,8 +56,12 @@ async def run_until(
     settings: ExecutorSettings,
     stopping: Stopping,
     faults: FaultPoints = NO_FAULTS,
+    *,
+    clock: Clock | None = None,
+    metrics: ExecutorMetrics | None = None,
 ) -> None:
-    """As ``run``, without signals and logging of its own: until ``stopping`` is asked."""
+    """As ``run``, without signals and logging of its own: until ``stopping`` is asked. ``clock``:
+    None is the best of this platform; ``metrics``: None are new ones."""
     if not app.handlers:
         raise DeclarationError(
             f"executor {app.name!r} has no handlers.", next_step="Declare one with @app.task(...)."
@@ -65,21 +69,21 @@ async def run_until(
     concurrency = _concurrency(app, settings)
     if not counts_suspend():
         log.warning("no clock here counts suspended time: the wall clock is watched beside it")
-    metrics = ExecutorMetrics()
+    counted = metrics or ExecutorMetrics()
     conditions = [Condition("the coordinator"), Condition("the broker")]
     used = conditions[:1] if settings.no_broker else conditions
     incarnation = IncarnationId(str(uuid4()))
     node_id = settings.node_id(app.name, incarnation)
     pages = StatusPages(
         not_ready=lambda: _not_ready(used, stopping),
-        metrics=lambda: metrics.render(
+        metrics=lambda: counted.render(
             [(name, each.usable) for name, each in zip(_SERVERS, used, strict=False)]
         ),
     )
     inbox = Inbox(
         inbox_path(settings.state_dir, node_id),
         retention_seconds=settings.inbox_retention_seconds,
-        on_replaced=metrics.inbox_replaced.inc,
+        on_replaced=counted.inbox_replaced.inc,
         keep=settings.node is not None,
     )
     coordinator = Coordinator(settings.url, settings.token.current)
@@ -99,8 +103,8 @@ async def run_until(
             resources=resources,
             coordinator=coordinator,
             inbox=inbox,
-            clock=system_clock(),
-            metrics=metrics,
+            clock=clock or system_clock(),
+            metrics=counted,
             coordinator_condition=conditions[0],
             broker_condition=conditions[1],
             faults=faults,

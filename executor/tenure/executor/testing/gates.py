@@ -1,7 +1,7 @@
 """Gates at fault points: an attempt that gets to one stands there until the test lets it go on."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from tenure.contract.faultpoints import FaultPoint
@@ -24,13 +24,15 @@ class Gate:
 
 
 class Gates:
-    """FaultPoints of all nodes of a fleet. ``task_of`` knows whose attempt it is; ``moved`` is
-    called when an attempt is caught or goes on."""
+    """FaultPoints of all nodes of a fleet. ``is_of`` knows whether an attempt is a task's;
+    ``moved`` is called when an attempt is caught or goes on."""
 
     def __init__(
-        self, task_of: Callable[[AttemptId], TaskId | None], moved: Callable[[], None]
+        self,
+        is_of: Callable[[AttemptId, TaskId], Awaitable[bool]],
+        moved: Callable[[], None] = lambda: None,
     ) -> None:
-        self._task_of = task_of
+        self._is_of = is_of
         self._moved = moved
         self._waiting: list[Gate] = []
         self._standing: set[Gate] = set()
@@ -54,16 +56,22 @@ class Gates:
             if gate.caught is not None and not gate.opened.is_set()
         )
 
+    def open_all(self) -> None:
+        """Let everybody go on, and catch nobody more."""
+        self._waiting.clear()
+        for gate in self._standing:
+            gate.open()
+
     async def reach(self, point: FaultPoint, subject: str = "") -> None:
         """Implements FaultPoints."""
         attempt_id = AttemptId(subject)
-        task_id = self._task_of(attempt_id)
-        gate = next(
-            (one for one in self._waiting if one.point is point and one.task_id == task_id), None
-        )
-        if gate is None:
-            return
-        self._waiting.remove(gate)
+        for gate in [one for one in self._waiting if one.point is point]:
+            if await self._is_of(attempt_id, gate.task_id) and gate in self._waiting:
+                self._waiting.remove(gate)
+                await self._stand(gate, attempt_id)
+                return
+
+    async def _stand(self, gate: Gate, attempt_id: AttemptId) -> None:
         gate.caught, gate.stands = attempt_id, True
         self._standing.add(gate)
         self._moved()

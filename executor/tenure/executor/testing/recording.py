@@ -1,13 +1,16 @@
 """Handlers that are watched: whether they had control, and what they ended with."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tenure.contract.ids import AttemptId
+from tenure.executor.app import Executor
 from tenure.executor.context import Context
 from tenure.executor.declare import HandlerDeclaration
+from tenure.executor.testing.fleet import OPENED_BY_THE_LIFESPAN
 
 
 @dataclass(slots=True)
@@ -63,3 +66,33 @@ class Recording:
                 run.ended = True
 
         return called
+
+
+class WatchedExecutor(Executor):
+    """An executor as it was declared, with watched handlers and the test's resources."""
+
+    def __init__(self, app: Executor, recording: Recording, resources: Any) -> None:
+        super().__init__(app.name, version=app.version)
+        self._watched = recording.watched(app.handlers)
+        self._opened = opened(app, resources)
+
+    @property
+    def handlers(self) -> Mapping[str, HandlerDeclaration]:
+        """By name of the task type."""
+        return self._watched
+
+    def open_resources(self) -> AbstractAsyncContextManager[Any]:
+        """What the test has given, or the lifespan."""
+        return self._opened()
+
+
+def opened(app: Executor, resources: Any) -> Callable[[], AbstractAsyncContextManager[Any]]:
+    """What a node enters: the lifespan, or what the test has given in its place."""
+    if resources is OPENED_BY_THE_LIFESPAN:
+        return app.open_resources
+
+    @asynccontextmanager
+    async def given() -> AsyncIterator[Any]:
+        yield resources
+
+    return given

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import Any, Final, TypeVar
 from uuid import uuid4
@@ -29,7 +28,7 @@ from tenure.executor.testing.memory.authority import LogRow, MemoryAuthority, Sa
 from tenure.executor.testing.memory.broker import MemoryBroker, MemoryRelay
 from tenure.executor.testing.memory.faults import MemoryFaults
 from tenure.executor.testing.memory.node import MemoryNode, Surroundings
-from tenure.executor.testing.recording import Recording, Run
+from tenure.executor.testing.recording import Recording, Run, opened
 from tenure.executor.testing.story import Attempt, Happening, Receipt, Story
 
 InputT = TypeVar("InputT", bound=BaseModel)
@@ -88,7 +87,7 @@ class MemoryFleet(MemoryFaults):
         self.authority = MemoryAuthority(now=now, policy=policy, appended=self._moved.set)
         self.broker = MemoryBroker()
         self.relay = MemoryRelay(self.authority.log, self.broker)
-        self.gates = Gates(self._task_of, self._moved.set)
+        self.gates = Gates(self._is_of, self._moved.set)
         self.recording = Recording()
         self.clock = MemoryClock(self)
         self._around = Surroundings(
@@ -97,8 +96,13 @@ class MemoryFleet(MemoryFaults):
             software=f"{app.name} {app.version}",
             executable=executable_of_app(app),
             facts=_facts_for(app),
+            concurrency={
+                name: each.concurrency
+                for name, each in app.handlers.items()
+                if each.concurrency is not None
+            },
             slots=slots,
-            open_resources=_resources_of(app, resources),
+            open_resources=opened(app, resources),
             faults=self.gates,
             moved=self._moved.set,
         )
@@ -252,9 +256,8 @@ class MemoryFleet(MemoryFaults):
         """The node that an attempt was given to."""
         return next(node for node in self.nodes if node.incarnation == attempt.incarnation)
 
-    def _task_of(self, attempt_id: AttemptId) -> TaskId | None:
-        row = self.authority.rows.attempts.get(attempt_id)
-        return None if row is None else row.task_id
+    async def _is_of(self, attempt_id: AttemptId, task_id: TaskId) -> bool:
+        return self.authority.rows.attempts[attempt_id].task_id == task_id
 
     async def story(self, task: FleetTask[Any]) -> Story:
         """See ``Fleet``."""
@@ -330,17 +333,6 @@ def _happening(row: LogRow, begin: int, ordinals: dict[AttemptId, int]) -> Happe
         reason=event.reason,
         fencing_token=event.fencing_token,
     )
-
-
-def _resources_of(app: Executor, resources: Any) -> Callable[[], AbstractAsyncContextManager[Any]]:
-    if resources is OPENED_BY_THE_LIFESPAN:
-        return app.open_resources
-
-    @asynccontextmanager
-    async def given() -> Any:
-        yield resources
-
-    return given
 
 
 def _facts_for(app: Executor) -> NodeFacts:

@@ -73,6 +73,7 @@ class Surroundings:
     software: str
     executable: Executable | None
     facts: NodeFacts
+    concurrency: dict[str, int]
     slots: int
     open_resources: Callable[[], AbstractAsyncContextManager[Any]]
     faults: FaultPoints
@@ -124,6 +125,7 @@ class MemoryNode:
         self.work = Work(
             around.handlers,
             slots=around.slots,
+            concurrency=around.concurrency,
             metrics=self.metrics,
             ended=self._ended,
             settled=around.moved,
@@ -149,6 +151,7 @@ class MemoryNode:
             protocol_version=PROTOCOL_VERSIONS[1],
             software=around.software,
             slots=around.slots,
+            concurrency=around.concurrency,
             task_types=tuple(each.to_wire() for each in around.handlers.values()),
             executable=around.executable,
         )
