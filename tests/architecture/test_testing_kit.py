@@ -13,7 +13,11 @@ from tests.support.repository import REPOSITORY, ROOTS, package
 KIT = "tenure.executor.testing"
 MODEL = "tenure.coordinator.model"
 MAY_USE = {
-    KIT: ("executor/tenure/executor/testing/", "cli/tenure/cli/pytest_plugin.py"),
+    KIT: (
+        "executor/tenure/executor/testing/",
+        "cli/tenure/cli/pytest_plugin.py",
+        "cli/tenure/cli/testing/",
+    ),
     MODEL: ("coordinator/tenure/coordinator/model/", "executor/tenure/executor/testing/memory/"),
 }
 """Who may import them, among what is shipped."""

@@ -46,7 +46,10 @@ def delivered(reports: list[Report]) -> Deliver:
 def lives(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (
+        FileNotFoundError,
+        ProcessLookupError,
+    ):  # gone before it was opened, or while it was read
         return False
 
 
