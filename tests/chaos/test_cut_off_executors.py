@@ -14,6 +14,7 @@ import asyncpg
 import pytest
 from pydantic import BaseModel
 
+from tenure.cli.chaos.toxic import toxic
 from tenure.cli.drills.strikes import Act, Strike
 from tenure.contract.codes import Code
 from tenure.contract.faultpoints import FaultPoint
@@ -38,7 +39,6 @@ from tests.support.executors import (
 from tests.support.isolation import BrokerSpace, FreshDatabase
 from tests.support.relays import relaying
 from tests.support.repository import REPOSITORY
-from tests.support.toxic import toxic
 from tests.support.waiting import eventually
 
 LEASE = {"lease_seconds": 3.0, "clock_tolerance_seconds": 0.5}

@@ -6,13 +6,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tenure.cli.chaos.toxic import Side, ToxicProxy, toxic
 from tenure.contract.topology import LOG_CHANNEL
 from tenure.relay.app import Parts
 from tests.support.isolation import BrokerSpace, FreshDatabase
 from tests.support.log_rows import Stream, append, rows_of
 from tests.support.relays import broker_channel, consume, declare_queue, relaying
 from tests.support.sessions import session, until
-from tests.support.toxic import Side, ToxicProxy, toxic
 
 
 async def terminate(database: FreshDatabase, proxy: ToxicProxy) -> None:

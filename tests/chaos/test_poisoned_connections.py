@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tenure.cli.chaos.toxic import Side
 from tenure.coordinator.broker import Broker
 from tenure.executor.assignments import AssignmentConsumer
 from tests.support.downstream import Downstream, downstream
 from tests.support.executors import attempts
 from tests.support.isolation import BrokerSpace, FreshDatabase
 from tests.support.poisoned import Stack, poisonable
-from tests.support.toxic import Side
 from tests.support.waiting import eventually
 
 LATENCY_SECONDS = 0.02

@@ -16,13 +16,13 @@ import httpx2
 import pytest
 import structlog
 
+from tenure.cli.chaos.toxic import toxic
 from tenure.contract.ids import FencingToken, epoch_of
 from tenure.coordinator.store.verify import verify
 from tests.support.clusters import await_standby, on, started, synchronous_standby
 from tests.support.coordinator import Fleet, fleet, report_of, until
 from tests.support.isolation import BrokerSpace, DatabaseServer
 from tests.support.services import local_postgres
-from tests.support.toxic import toxic
 
 log = structlog.get_logger()
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from tenure.cli.chaos.toxic import toxic
 from tenure.cli.drills.strikes import Act, Strike
 from tenure.contract.faultpoints import FaultPoint
 from tenure.relay.core.outcome import Outcome
@@ -22,7 +23,6 @@ from tests.support.relays import (
     relaying,
 )
 from tests.support.sessions import session, until
-from tests.support.toxic import toxic
 from tests.support.toxic_filters import WithoutConfirms
 
 POINTS = {

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tenure.cli.chaos.toxic import toxic
 from tenure.cli.drills.strikes import Act, Strike
 from tenure.contract.faultpoints import FaultPoint
 from tenure.contract.states import ReplayState
@@ -16,7 +17,6 @@ from tests.support.log_rows import Stream, rows_of
 from tests.support.relays import broker_channel, declare_queue, relaying
 from tests.support.replays import became, listen, look, record, start
 from tests.support.sessions import session, until
-from tests.support.toxic import toxic
 from tests.support.toxic_filters import WithoutConfirms
 
 POINTS = {

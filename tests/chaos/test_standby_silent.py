@@ -14,13 +14,13 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
+from tenure.cli.chaos.toxic import ToxicProxy, toxic
 from tenure.coordinator.store.verify import verify
 from tests.support.clusters import await_standby, started, synchronous_standby
 from tests.support.coordinator import Fleet, fleet, until
 from tests.support.isolation import BrokerSpace, DatabaseServer, FreshDatabase
 from tests.support.services import local_postgres
 from tests.support.sessions import session
-from tests.support.toxic import ToxicProxy, toxic
 
 LANES = 6
 WAITING = "select pid from pg_stat_activity where wait_event = 'SyncRep'"

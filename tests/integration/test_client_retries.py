@@ -7,10 +7,10 @@ import asyncpg
 import pytest
 from pydantic import BaseModel
 
+from tenure.cli.chaos.toxic import toxic
 from tenure.client import AsyncClient, Client, TaskHandle, TaskType
 from tests.support.coordinator import TOKENS, Fleet, fleet
 from tests.support.isolation import BrokerSpace, FreshDatabase
-from tests.support.toxic import toxic
 from tests.support.toxic_filters import LostAnswers
 
 

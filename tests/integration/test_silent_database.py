@@ -8,12 +8,12 @@ from dataclasses import replace
 import asyncpg
 import pytest
 
+from tenure.cli.chaos.toxic import Side, ToxicProxy, toxic
 from tenure.coordinator.store.postgres import Pool, answering, open_pool
 from tenure.coordinator.store.reading import PoolReader
 from tests.support.authority import Bench, replica
 from tests.support.coordinator import Fleet, running, settings_for
 from tests.support.isolation import BrokerSpace, FreshDatabase
-from tests.support.toxic import Side, ToxicProxy, toxic
 from tests.support.waiting import eventually
 
 COMMAND_TIMEOUT = "tenure.coordinator.store.postgres.COMMAND_TIMEOUT_SECONDS"

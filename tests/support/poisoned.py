@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx2
 
+from tenure.cli.chaos.toxic import ToxicProxy, toxic
 from tenure.contract import topology
 from tenure.relay.app import Parts
 from tests.support.armed_app import executor
@@ -32,7 +33,6 @@ from tests.support.relays import (
     relaying,
 )
 from tests.support.sessions import session
-from tests.support.toxic import ToxicProxy, toxic
 from tests.support.waiting import eventually
 
 

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final
 from urllib.parse import urlsplit
 
-from tests.support.toxic import CutNow, Filter, ToxicProxy, toxic
+from tenure.cli.chaos.toxic import CutNow, Filter, ToxicProxy, toxic
 
 FLUSH: Final = b"H\x00\x00\x00\x04"
 EXECUTED: Final = (b"C", b"s")  # CommandComplete, or PortalSuspended where one row was asked for

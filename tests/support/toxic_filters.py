@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from tests.support.toxic import CutNow, Filter
+from tenure.cli.chaos.toxic import CutNow, Filter
 
 _METHOD_FRAME: Final = 1
 _BASIC_ACK: Final = (60, 80)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from tests.trials.strikes import Planned
-from tests.trials.wires import Poison
+from tenure.cli.chaos.plan import Planned, deal, instants
+from tenure.cli.chaos.wires import Poison
 
 
 class Act(StrEnum):
@@ -63,19 +63,14 @@ def plan(chance: random.Random, odds: Odds, *, seconds: float, wires: int) -> li
     """All strikes of a run, in the order in which they begin."""
     planned = [
         Planned(at, Act.KILL_RELAY, 0, 0.0)
-        for at in _instants(chance, odds.relay_kill_every_seconds, seconds)
+        for at in instants(chance, odds.relay_kill_every_seconds, seconds)
     ]
-    cards: list[Act] = []
-    dealt = {act: chance.randrange(wires) for act in DECK}
-    for at in _instants(chance, odds.other_every_seconds, seconds - CALM_SECONDS):
-        if not cards:
-            cards = chance.sample(list(DECK), sum(DECK.values()), counts=list(DECK.values()))
-        act = cards.pop()
-        dealt[act] += 1  # each wire is poisoned in each way before any is again
-        planned.append(Planned(at, act, dealt[act], chance.uniform(0.5, LONGEST_SECONDS)))
+    planned += deal(
+        chance,
+        DECK,
+        every_seconds=odds.other_every_seconds,
+        seconds=seconds - CALM_SECONDS,
+        victims=wires,
+        longest_seconds=LONGEST_SECONDS,
+    )
     return sorted(planned, key=lambda one: one.at_seconds)
-
-
-def _instants(chance: random.Random, every_seconds: float, seconds: float) -> list[float]:
-    number = max(0, round(seconds / every_seconds))
-    return [every_seconds * (n + chance.random()) for n in range(number)]

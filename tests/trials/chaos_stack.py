@@ -11,6 +11,7 @@ from typing import Final
 
 import asyncpg
 
+from tenure.cli.chaos.wires import Wires, wires
 from tenure.cli.local.ports import LOOPBACK, reserve_port
 from tenure.cli.local.postgres import PrivatePostgres
 from tenure.cli.local.rabbitmq import PrivateRabbitmq
@@ -22,7 +23,6 @@ from tests.trials.processes import COORDINATOR, EXECUTOR, Program
 from tests.trials.program import DOWNSTREAM
 from tests.trials.relay import READY, STRUCK
 from tests.trials.stack import token
-from tests.trials.wires import Wires, wires
 from tests.trials.witness import BOOK, BROKER, EXCHANGE, QUEUE, Book
 
 COORDINATORS, RELAYS, EXECUTORS, SLOTS = 2, 3, 2, 64

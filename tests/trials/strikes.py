@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from tenure.cli.chaos.plan import Planned
 from tests.trials.balancer import Balancer
 from tests.trials.processes import Program
 
@@ -19,16 +20,6 @@ DECK: Final = {
 }
 """Strikes are dealt from it, shuffled again and again, so that every run has some of each."""
 KILLS: Final = frozenset({"kill an executor", "kill a coordinator"})
-
-
-@dataclass(frozen=True)
-class Planned:
-    """One strike: when, what, whom, and for how long where it has an end."""
-
-    at_seconds: float
-    act: str
-    victim: int
-    seconds: float
 
 
 def plan(

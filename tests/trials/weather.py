@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from tenure.cli.chaos.plan import Planned
+from tenure.cli.chaos.wires import Poison
 from tenure.cli.local import processes
 from tests.trials.chaos_plan import Act
 from tests.trials.chaos_stack import Stack
 from tests.trials.processes import Program
-from tests.trials.strikes import Planned
-from tests.trials.wires import Poison
 
 REPUBLISHING: Final = frozenset({Act.SUSPEND_RELAY, Act.KILL_DATABASE, Act.RESTART_BROKER,
                                  Act.SUSPEND_BROKER})  # fmt: skip

@@ -5,8 +5,9 @@ import importlib.util
 import os
 import sys
 import traceback
-from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from types import FunctionType, ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenure.cli.exits import SetupError, UsageError
 from tenure.contract.errors import TenureError
@@ -52,6 +53,11 @@ def load_application(path: str) -> "Executor":
     from tenure.executor import Executor
 
     return _load(path, Executor, "app = Executor(…)")
+
+
+def load_function(path: str) -> Callable[..., Any]:
+    """What ``module:name`` names, which can be called. Raises as ``load_application``."""
+    return _load(path, FunctionType, "def …")
 
 
 def _load(path: str, kind: type[LoadedT], written: str) -> LoadedT:

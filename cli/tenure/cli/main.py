@@ -118,6 +118,7 @@ def build_app(words: "Sequence[str]" = ()) -> "App":
     add("outbox:app", "outbox", "See how far publishing is, and publish once more.")
     add("retention:app", "retention", "See and set how long what has ended is kept.")
     add("up:up", "up", "Run a whole local stack until Ctrl-C.")
+    add("chaos.command:chaos", "chaos", "Try an executor under kills and poisoned wires.")
     add("processes:coordinator", "coordinator", "Run a coordinator.")
     add("processes:relay", "relay", "Run a relay.")
     add("processes:executor", "executor", "Run an executor.")

@@ -4,21 +4,19 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter
 from pydantic import ValidationError
 
 from tenure.cli import verbs
+from tenure.cli.arguments import read_json_argument
 from tenure.cli.connection import open_client
 from tenure.cli.exits import CommandError, UsageError
 from tenure.cli.instants import read_instant, read_past
 from tenure.cli.output import Output, ago, print_fields, print_json, print_table
 from tenure.cli.progress import held_to, progress_of
 from tenure.cli.why import TaskIdWord, sentence
-from tenure.contract.codec import parse_json
-from tenure.contract.errors import InvalidPayload
 from tenure.contract.ids import FencingToken, generation_of
 from tenure.contract.operations import RevocationRequest
 from tenure.contract.reports import Resources
@@ -90,7 +88,7 @@ def submit(
     """
     if timeout is not None and not wait:
         raise UsageError("--timeout needs --wait.")
-    value = _read_json(json)
+    value = read_json_argument(json)
     settings: dict[str, Any] = {"idempotency_key": key, "priority": priority}
     if not_before is not None:
         settings["not_before"] = read_instant(not_before, "--not-before")
@@ -394,28 +392,6 @@ def _scope(operations: list[str] | None, objects: list[str] | None) -> Scope:
 
 def _said_of(scope: Scope) -> str:
     return f"{', '.join(scope.operations)} on {', '.join(scope.objects)}"
-
-
-def _read_json(argument: str) -> Any:
-    """The input. Raises UsageError and InvalidPayload."""
-    try:
-        return parse_json(_read_input(argument))
-    except InvalidPayload as error:
-        if not argument.startswith(("@", "-")):  # a shell has had its hands on it
-            error.next_step = """Quote it like '{"name": "value"}', or use @FILE."""
-        raise
-
-
-def _read_input(argument: str) -> bytes:
-    """The bytes of the input. Raises UsageError for a file that cannot be read."""
-    if argument == "-":
-        return sys.stdin.buffer.read()
-    if argument.startswith("@"):
-        try:
-            return Path(argument[1:]).read_bytes()
-        except OSError as error:
-            raise UsageError(f"{argument[1:]}: {error.strerror}.") from error
-    return argument.encode(errors="surrogateescape")
 
 
 def _print_view(view: TaskView, because: str) -> None:

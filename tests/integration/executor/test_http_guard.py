@@ -10,6 +10,7 @@ import asyncpg
 import httpx2
 import pytest
 
+from tenure.cli.chaos.toxic import CutNow, toxic
 from tenure.executor.context import Context
 from tenure.executor.core.receiving import State, Verdict
 from tenure.executor.errors import (
@@ -38,7 +39,6 @@ from tenure.executor.guards.http_wire import fencing_headers
 from tests.support.leases import attempt
 from tests.support.serving import serving
 from tests.support.shop import Receiver, Shop, receiving
-from tests.support.toxic import CutNow, toxic
 from tests.support.waiting import eventually
 
 

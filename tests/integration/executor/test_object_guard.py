@@ -8,6 +8,7 @@ import obstore
 import pytest
 from obstore.store import LocalStore
 
+from tenure.cli.chaos.toxic import CutNow, toxic
 from tenure.contract.ids import TaskId
 from tenure.executor.context import Context
 from tenure.executor.errors import AuthorityOver, EffectConflict, GuardUnavailable, StaleToken
@@ -22,7 +23,6 @@ from tenure.executor.guards.objects import (
 )
 from tests.support.leases import attempt
 from tests.support.s3 import S3Server
-from tests.support.toxic import CutNow, toxic
 
 
 @pytest.fixture(params=["folder", "S3"])

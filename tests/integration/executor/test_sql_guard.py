@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
+from tenure.cli.chaos.toxic import toxic
 from tenure.contract.ids import AttemptId
 from tenure.executor.context import Context
 from tenure.executor.errors import (
@@ -31,7 +32,6 @@ from tests.support.downstream import (
 )
 from tests.support.isolation import FreshDatabase
 from tests.support.postgres_filters import Cut, Cuts, readable
-from tests.support.toxic import toxic
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
+from tenure.cli.chaos.toxic import toxic
 from tenure.cli.local.errors import LocalServerMissingError
 from tenure.executor.context import Context
 from tenure.executor.errors import (
@@ -28,7 +29,6 @@ from tests.support.isolation import DatabaseServer, FreshDatabase
 from tests.support.postgres_filters import Cut, Cuts, readable
 from tests.support.services import local_postgres
 from tests.support.sql_drivers import DRIVERS, Driver
-from tests.support.toxic import toxic
 from tests.support.waiting import eventually
 
 OLDER_MAJOR = 15

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.support.toxic import CutNow, Side, ToxicProxy, toxic
+from tenure.cli.chaos.toxic import CutNow, Side, ToxicProxy, toxic
 from tests.support.waiting import eventually
 
 LATENCY_SECONDS = 0.05

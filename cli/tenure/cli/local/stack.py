@@ -33,7 +33,7 @@ from tenure.cli.local.postgres import PrivatePostgres
 from tenure.cli.local.programs import Program, ProgramSpec
 from tenure.cli.local.rabbitmq import PrivateRabbitmq
 from tenure.cli.local.state import StateDirectory
-from tenure.cli.local.supervisor import Supervisor
+from tenure.cli.local.supervisor import LONGEST_PAUSE_SECONDS, Supervisor
 from tenure.cli.together import together
 from tenure.coordinator.store import migrate
 from tenure.coordinator.store.roles import Roles
@@ -51,8 +51,9 @@ SERVER_STOP_SECONDS: Final = 40.0
 
 @dataclass(frozen=True)
 class ExecutorSpec:
-    """``application`` is ``module:app``. ``environment`` gives what its handlers need besides; it
-    is asked once the servers run and what ``prepare`` makes is there."""
+    """``application`` is ``module:app``. ``environment`` gives what its handlers need besides, and
+    settings to go before the stack's; it is asked once the servers run and what ``prepare`` makes
+    is there."""
 
     name: str
     application: str
@@ -75,7 +76,9 @@ class Stack:
     """Start it once, stop it once. One process at a time may use a state directory.
 
     ``say(name, words)`` tells people what happens; ``on_log(name, path)`` is called for each
-    process before it starts. ``prepare`` runs when the servers are there and nothing else is.
+    process before it starts. ``prepare`` runs when the servers are there and nothing else is; the
+    addresses of everything are known by then. What died is started again after pauses that grow to
+    ``longest_pause_seconds``.
     ``coordinator_settings`` are variables of the coordinator's environment besides the usual ones.
     ``given``: servers to use instead of private ones.
     """
@@ -90,6 +93,7 @@ class Stack:
         prepare: Callable[[], Coroutine[Any, Any, None]] | None = None,
         coordinator_settings: Mapping[str, str] | None = None,
         given: GivenServers | None = None,
+        longest_pause_seconds: float = LONGEST_PAUSE_SECONDS,
     ) -> None:
         self._state = StateDirectory(state_directory)
         self.directory = self._state.path
@@ -103,7 +107,7 @@ class Stack:
         self._on_log = on_log
         self._prepare = prepare
         self._coordinator_settings = dict(coordinator_settings or {})
-        self._supervisor = Supervisor(say)
+        self._supervisor = Supervisor(say, longest_pause_seconds)
         self._ports: dict[str, PortReservation] = {}
         self._services: list[Program] = []
         self._working: list[Program] = []
@@ -113,6 +117,11 @@ class Stack:
     def processes(self) -> Mapping[str, Program]:
         """The processes of Tenure by name: coordinator, relay, and the executors."""
         return {program.name: program for program in (*self._services, *self._working)}
+
+    @property
+    def deaths(self) -> Mapping[str, int]:
+        """How often a server or process ended that nobody here had ended, by name."""
+        return self._supervisor.deaths
 
     def connection(self) -> Connection:
         """Addresses and tokens of the started stack."""
@@ -137,9 +146,9 @@ class Stack:
             self.directory.chmod(0o711)
         self.logs.mkdir(mode=0o700, exist_ok=True)
         await together(self._database(), self._broker())
+        self._reserve_ports()
         if self._prepare is not None:
             await self._prepare()
-        self._reserve_ports()
         self._write_connection()
         coordinator, relay = self._coordinator(), self._relay()
         self._services = [coordinator, relay]
@@ -291,12 +300,12 @@ class Stack:
             spec.name,
             ("executor", spec.application, "--slots", str(spec.slots), "--node", spec.name),
             {
-                **spec.environment(),
                 "TENURE_URL": f"http://{self._address('coordinator')}",
                 "TENURE_TOKEN": self._token("executor"),
                 "TENURE_BROKER_URL": self._broker_url(),
                 "TENURE_EXECUTOR_LISTEN": self._address(spec.name),
                 "TENURE_STATE_DIR": str(self.directory / spec.name),
+                **spec.environment(),
             },
             _drain_seconds() + DRAIN_MARGIN_SECONDS,
         )

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
@@ -27,10 +28,16 @@ class Kept(Protocol):
 class Supervisor:
     """Watches what was given to ``keep`` and starts it again, with growing jittered pauses.
 
-    ``say(name, words)`` tells people what happened.
+    ``say(name, words)`` tells people what happened. ``deaths``: how often each has ended.
     """
 
-    def __init__(self, say: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        say: Callable[[str, str], None],
+        longest_pause_seconds: float = LONGEST_PAUSE_SECONDS,
+    ) -> None:
+        self.deaths: Counter[str] = Counter()
+        self._longest_pause_seconds = longest_pause_seconds
         self._say = say
         self._watchers: dict[str, asyncio.Task[None]] = {}
 
@@ -55,7 +62,8 @@ class Supervisor:
             if kept.running:
                 continue
             deaths = 1 if time.monotonic() - born >= STEADY_SECONDS else deaths + 1
-            pause = pause_before_restart(deaths, random.random())
+            self.deaths[name] += 1
+            pause = min(self._longest_pause_seconds, pause_before_restart(deaths, random.random()))
             self._say(name, f"{describe()}; starting it again in {pause:.1f} s")
             await asyncio.sleep(pause)
             try:

@@ -14,10 +14,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from enum import StrEnum
 from typing import Any, Final
 
-import uvloop
-
-from tests.support.repository import REPOSITORY
-from tests.support.toxic import Side, ToxicProxy
+from tenure.cli.chaos.toxic import Side, ToxicProxy
+from tenure.cli.processes import work as run_on_uvloop
 
 SLOW_SECONDS: Final = 0.15
 """What a slow wire adds to each direction."""
@@ -76,8 +74,9 @@ class Wires:
 async def wires(servers: Mapping[str, Sequence[str]]) -> AsyncIterator[Wires]:
     """Wires for the length of a block."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.trials.wires",
-        cwd=REPOSITORY, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        sys.executable, "-m", "tenure.cli.chaos.wires",
+        start_new_session=True,  # a Ctrl-C in the terminal is not for it
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
         laid = Wires(process)
@@ -156,4 +155,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main())
+    run_on_uvloop(main())

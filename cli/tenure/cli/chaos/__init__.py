@@ -1,0 +1,1 @@
+"""``tenure chaos``: somebody's own executor between processes, servers and wires that fail."""
