@@ -30,6 +30,7 @@ from tests.support.repository import REPOSITORY
 POINTS = [
     FaultPoint.AFTER_INBOX,
     FaultPoint.AFTER_ACK,
+    FaultPoint.BEFORE_HANDLER,
     FaultPoint.BEFORE_EFFECT,
     FaultPoint.AFTER_EFFECT,
     FaultPoint.BEFORE_REPORT,
