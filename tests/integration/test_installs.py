@@ -88,10 +88,31 @@ async def tasks(client: AsyncClient) -> None:
     (await handle.result()).txt  # type: ignore[attr-defined]
 """
 
+TRIED = """\
+import asyncio
+from shouting import In, SHOUT
+from tenure.executor import Context, Executor
+from tenure.executor.testing import MemoryFleet
+
+app = Executor("shouter", version="1")
+
+@app.task(SHOUT)
+async def shout(input: In, context: Context[None]):
+    return SHOUT.output(text=input.text.upper())
+
+async def main() -> None:
+    async with MemoryFleet(app) as fleet:
+        task = await fleet.submit(SHOUT, In(text="one"))
+        await fleet.late_receipt(task)
+        print((await fleet.result(task)).text)
+
+asyncio.run(main())
+"""
+
 EVERY_MODULE = """\
 import importlib, pkgutil, tenure
 for module in pkgutil.walk_packages(tenure.__path__, "tenure."):
-    if not module.name.endswith("__main__"):
+    if not module.name.endswith(("__main__", "pytest_plugin")):  # pytest loads the latter
         importlib.import_module(module.name)
         print(module.name)
 """
@@ -170,6 +191,21 @@ async def test_a_client_only_and_an_executor_only_install_do_a_task_together(
         shouter.terminate()
         _, log = await shouter.communicate()
     assert shouter.returncode == 0, log.decode()
+
+
+def test_handlers_are_tried_where_only_executors_are_installed(node: Path, programs: Path) -> None:
+    """The testing kit decides with the coordinator's rules, without the coordinator's libraries."""
+    (programs / "tried.py").write_text(TRIED)
+    done = subprocess.run(
+        [node, "tried.py"],
+        cwd=programs,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "ONE"
 
 
 def test_the_installed_package_tells_a_type_checker_what_fits(

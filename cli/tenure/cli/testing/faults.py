@@ -7,10 +7,10 @@ from typing import Any
 
 import aio_pika
 import asyncpg
-import pytest
 
 from tenure.cli.testing.node import ServerNode
 from tenure.cli.testing.servers import Servers
+from tenure.cli.testing.skipping import skip
 from tenure.contract.events import CONTENT_TYPE
 from tenure.contract.faultpoints import FaultPoint
 from tenure.contract.ids import AttemptId, TaskId
@@ -68,7 +68,7 @@ class ServerFaults(Fleet):
 
     async def reorder(self, task: FleetTask[Any]) -> Attempt:
         """See ``Fleet``. Not done here."""
-        pytest.skip(
+        skip(
             "a queue of RabbitMQ keeps its order, and the second assignment goes to whichever node"
             " is free: run it in memory"
         )

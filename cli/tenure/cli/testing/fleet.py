@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import pytest
 from pydantic import BaseModel
 
 from tenure.cli.testing.faults import ServerFaults
 from tenure.cli.testing.node import ServerNode
 from tenure.cli.testing.servers import LEASE_SECONDS, Servers
+from tenure.cli.testing.skipping import skip
 from tenure.client import AsyncClient, AsyncTaskHandle
 from tenure.client.errors import ClientError, Refused
 from tenure.contract.flow import PauseRequest, ResumeRequest
@@ -55,7 +55,7 @@ class RealClock:
     async def advance(self, *, seconds: float) -> None:
         """Wait; the test is skipped where that would take too long."""
         if seconds > MOST_REAL_SECONDS:
-            pytest.skip(f"on real servers {seconds:g} s take {seconds:g} s: run it in memory")
+            skip(f"on real servers {seconds:g} s take {seconds:g} s: run it in memory")
         await self._begin()
         await asyncio.sleep(seconds)
 
@@ -298,7 +298,7 @@ def make_server_fleet(
 ) -> ServerFleet:
     """As the fixture's options say. A test of a lease of another length is skipped."""
     if lease_seconds is not None and lease_seconds != LEASE_SECONDS:
-        pytest.skip(f"on real servers leases are {LEASE_SECONDS:g} s long: run it in memory")
+        skip(f"on real servers leases are {LEASE_SECONDS:g} s long: run it in memory")
     return ServerFleet(app, servers, **options)
 
 

@@ -35,7 +35,7 @@ InputT = TypeVar("InputT", bound=BaseModel)
 OutputT = TypeVar("OutputT", bound=BaseModel)
 
 DEFAULT_LEASE_SECONDS: Final = 30.0
-DEFAULT_PATIENCE_SECONDS: Final = 10.0
+DEFAULT_PATIENCE_SECONDS: Final = 30.0
 _APPLICATION: Final = Identity("application", DEFAULT_TENANT, Role.APPLICATION)
 _MICROSECONDS: Final = 1_000_000
 _NOT_RUN: Final = Run()
