@@ -66,6 +66,15 @@ def do_forever(input: Job, context: Context[Any]) -> Done:
         time.sleep(0.01)
 
 
+def do_leave(input: Job, context: Context[Any]) -> Done:
+    """Leaves something behind that is no longer in its group of processes."""
+    other = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
+    )
+    Path(input.path).write_text(str(other.pid))
+    return Done()
+
+
 def do_spin(input: Job, context: Context[Any]) -> Done:
     while True:
         pass

@@ -44,7 +44,11 @@ class Enforcement(_Frozen):
     user: str | None = Field(
         default=None, max_length=100, description="account; null: the executor's own"
     )
-    cgroup: bool = Field(default=False, description="whether the kernel counted the whole group")
+    cgroup: bool = Field(
+        default=False,
+        description="whether a control group held all its processes together; what it could not"
+        " limit is in not_enforced",
+    )
     program_digest: str | None = Field(
         default=None, pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the program, as verified"
     )

@@ -102,6 +102,25 @@ async def busy_holder_commits_past_its_end(receiver: Downstream, guard: SqlGuard
     return await refused(holder()) and await receiver.effects(context.task_id) == []
 
 
+async def busy_holder_is_judged_early(receiver: Downstream, guard: SqlGuard) -> bool:
+    """As applications do that want their own deferred constraints checked before the commit."""
+    context = await attempt(receiver.owner, expires_in_seconds=0.3)
+
+    async def holder() -> None:
+        async with guard.transaction(context, operation="row") as effect:
+            await effect.connection.execute("set constraints all immediate")
+            if receiver.owner.get_server_version().major >= 17:  # takes the other limit off, too
+                await effect.connection.execute("set local transaction_timeout = 0")
+            over = context.expires_at + timedelta(seconds=context.clock_tolerance_seconds)
+            while not await effect.connection.fetchval("select clock_timestamp() > $1", over):
+                await effect.connection.execute("select pg_sleep(0.02)")
+            await effect.connection.execute(
+                "insert into effects (task_id, value) values ($1, 'late')", context.task_id
+            )
+
+    return await refused(holder()) and await receiver.effects(context.task_id) == []
+
+
 async def _paused_until(receiver: Downstream, guard: SqlGuard, context: Context[None]) -> bool:
     """Hold a transaction open and do nothing. Whether the server ended it soon after the end of
     its authority (a while after which a server without the rule has not)."""
@@ -164,6 +183,12 @@ RULES = (
         "perform @schema@.tenure_limit('transaction_timeout', limit_milliseconds);",
         "null;",
     ),
+    Rule(
+        "judged again at the commit",
+        busy_holder_is_judged_early,
+        "if found and (v_limit = interval '0' or v_limit > v_until - now()) then",
+        "if false then",
+    ),
 )
 OLDER_RULES = (
     Rule(
@@ -175,6 +200,12 @@ OLDER_RULES = (
         "clock at the commit",
         busy_holder_commits_past_its_end,
         "if clock_timestamp() >= new.authority_until then",
+        "if false then",
+    ),
+    Rule(
+        "judged again at the commit",
+        busy_holder_is_judged_early,
+        "if found and (v_limit = interval '0' or v_limit > v_until - now()) then",
         "if false then",
     ),
 )

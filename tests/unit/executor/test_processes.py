@@ -22,6 +22,7 @@ from tenure.executor.work import Work
 from tests.support.attempts import assignment
 from tests.support.isolated_app import Done, Job, work
 from tests.support.pipeline_bench import Bench, only_fail
+from tests.support.process_lives import lives
 from tests.support.waiting import eventually
 
 JOB = TaskType("job", input=Job, output=Done)
@@ -43,6 +44,7 @@ def delivered(reports: list[Report]) -> Deliver:
     return report
 
 
+<<<<<<< HEAD
 def lives(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -53,6 +55,8 @@ def lives(pid: int) -> bool:
         return False
 
 
+=======
+>>>>>>> 7d263fa (The SQL guard judges at the commit whatever the body said of constraints; control groups say what they could not limit)
 @asynccontextmanager
 async def watched(b: Bench) -> AsyncIterator[Work]:
     watch = asyncio.create_task(b.work.watch())

@@ -32,6 +32,7 @@ from tenure.executor.guards.sql_common import (
     of_statement,
     over,
     patience,
+    prove_arguments,
     said,
     settle_arguments,
     unknown_commit,
@@ -171,7 +172,11 @@ class AsyncGuard(Generic[ConnectionT_co]):
                 yield Effect(link.connection, already_done)
                 # A body that swallowed an error of a statement has an aborted transaction,
                 # whose COMMIT would be answered as a silent rollback: this fails instead.
-                (now,) = await link.row(self._driver.calls.prove, (), self._patience(context))
+                (now,) = await link.row(
+                    self._driver.calls.prove,
+                    prove_arguments(context, operation),
+                    self._patience(context),
+                )
             except self._driver.errors as error:
                 failure = link.failure(error)
                 await self._abandon(link)

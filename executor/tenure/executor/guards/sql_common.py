@@ -65,9 +65,9 @@ class Calls:
 
     raise_fence: str
     begin: str
-    settle: str
-    prove: str = "select cast(pg_current_xact_id_if_assigned() as text)"
+    prove: str
     """Which transaction this is; fails where it has failed."""
+    settle: str
 
     @classmethod
     def of(cls, schema: str, parameter: Callable[[int], str]) -> "Calls":
@@ -88,6 +88,7 @@ class Calls:
             f" from {name}.tenure_guard("
             f"{cast(1, 'uuid')}, {cast(2, 'uuid')}, {text[2]}, {cast(4, 'bigint')},"
             f" {cast(5, 'timestamptz')}, {interval(6)}, {cast(7, 'bigint')})",
+            prove=f"select {name}.tenure_prove({cast(1, 'uuid')}, {cast(2, 'uuid')}, {text[2]})",
             settle=f"select {name}.tenure_settle({cast(1, 'uuid')}, {cast(2, 'uuid')},"
             f" {text[2]}, {cast(4, 'bigint')})",
         )
@@ -120,6 +121,11 @@ def inbox_name(operation: str, key: str) -> str:
     """An operation on a key, as the inbox knows it: no two pairs read the same."""
     plain = not key and not operation.startswith("[")
     return operation if plain else json.dumps([operation, key], ensure_ascii=False)
+
+
+def prove_arguments(context: Context[Any], operation: str) -> tuple[str, ...]:
+    """For ``Calls.prove``."""
+    return (context.task_id, context.attempt_id, operation)
 
 
 def settle_arguments(context: Context[Any], operation: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ _SECONDS: Final = 10.0
 _FUNCTIONS: Final = (
     "tenure_raise_fence(uuid, bigint, timestamptz, interval)",
     "tenure_guard(uuid, uuid, text, bigint, timestamptz, interval, bigint)",
+    "tenure_prove(uuid, uuid, text)",
     "tenure_settle(uuid, uuid, text, bigint)",
 )
 _TABLES: Final = ("tenure_fence", "tenure_inbox")

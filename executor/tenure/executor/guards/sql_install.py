@@ -26,6 +26,7 @@ def grant_statements(*, schema: str = "public", roles: Sequence[str]) -> str:
         "grant execute on function\n"
         f"    {name}.tenure_raise_fence(uuid, bigint, timestamptz, interval),\n"
         f"    {name}.tenure_guard(uuid, uuid, text, bigint, timestamptz, interval, bigint),\n"
+        f"    {name}.tenure_prove(uuid, uuid, text),\n"
         f"    {name}.tenure_settle(uuid, uuid, text, bigint)\n"
         f"to {named};\n"
     )

@@ -37,6 +37,16 @@ as $$
 declare
     v_stored bigint;
 begin
+    -- A comparison with null refuses nobody, and a token that no authority gives shuts all out.
+    if (p_task_id is not null and p_fencing_token between 0 and 9007199254740991
+        and isfinite(p_expires_at) and p_tolerance between interval '0' and interval '1 hour')
+        is not true
+    then
+        raise exception using
+            errcode = '22023',
+            message = 'task, token (0 to 2^53 - 1), end of the lease and tolerance (up to 1 hour)'
+                ' are needed';
+    end if;
     select f.fencing_token into v_stored
     from @schema@.tenure_fence f where f.task_id = p_task_id for update;
     if not found then
@@ -124,6 +134,31 @@ begin
 end
 $$;
 
+-- The last statement before the commit: which transaction this is, for who began it to compare. What
+-- judges at the commit can be called early by SET CONSTRAINTS, and would be silent then: unless the
+-- server's limit of the whole transaction still stands behind it, it is called for again.
+create or replace function @schema@.tenure_prove(p_task_id uuid, p_attempt_id uuid, p_operation text)
+returns text
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_transaction text := pg_current_xact_id_if_assigned();
+    v_limit interval := coalesce(current_setting('transaction_timeout', true), '0');
+    v_until timestamptz;
+begin
+    select i.authority_until into v_until
+    from @schema@.tenure_inbox i
+    where i.task_id = p_task_id and i.operation = p_operation
+        and i.attempt_id = p_attempt_id and i.xmin = v_transaction::xid8::xid;
+    if found and (v_limit = interval '0' or v_limit > v_until - now()) then
+        set constraints @schema@.tenure_inbox_at_commit deferred;
+        update @schema@.tenure_inbox i set done_at = clock_timestamp()
+        where i.task_id = p_task_id and i.operation = p_operation;
+    end if;
+    return v_transaction;
+end
+$$;
+
 -- At the commit of an effect: time that passed since the first statement counts.
 create or replace function @schema@.tenure_inbox_at_commit() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp
@@ -145,7 +180,7 @@ begin
         where tgrelid = '@schema@.tenure_inbox'::regclass and tgname = 'tenure_inbox_at_commit'
     ) then
         create constraint trigger tenure_inbox_at_commit
-            after insert on @schema@.tenure_inbox
+            after insert or update on @schema@.tenure_inbox
             deferrable initially deferred
             for each row execute function @schema@.tenure_inbox_at_commit();
     end if;
@@ -180,5 +215,6 @@ revoke all on table @schema@.tenure_fence, @schema@.tenure_inbox from public;
 revoke all on function
     @schema@.tenure_raise_fence(uuid, bigint, timestamptz, interval),
     @schema@.tenure_guard(uuid, uuid, text, bigint, timestamptz, interval, bigint),
+    @schema@.tenure_prove(uuid, uuid, text),
     @schema@.tenure_settle(uuid, uuid, text, bigint)
 from public;

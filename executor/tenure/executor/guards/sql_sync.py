@@ -31,6 +31,7 @@ from tenure.executor.guards.sql_common import (
     no_connection,
     of_statement,
     over,
+    prove_arguments,
     said,
     settle_arguments,
     unknown_commit,
@@ -151,7 +152,7 @@ class SyncGuard(Generic[ConnectionT_co]):
                 yield Effect(link.connection, already_done)
                 # A body that swallowed an error of a statement has an aborted transaction,
                 # whose COMMIT would be answered as a silent rollback: this fails instead.
-                (now,) = link.row(self._driver.calls.prove, ())
+                (now,) = link.row(self._driver.calls.prove, prove_arguments(context, operation))
             except self._driver.errors as error:
                 failure = link.failure(error)
                 self._abandon(link)

@@ -1,9 +1,14 @@
 """A control group for one attempt, in a folder that was delegated to the executor (cgroup v2).
 
 It counts the whole group of processes and ends all of it, also what left the process group. Without
-such a folder the limits of single processes remain.
+such a folder the limits of single processes remain. What the kernel does not offer in that folder
+is not made up: each limit that could not be set is told, with the reason.
 """
 
+import errno
+import os
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -11,29 +16,43 @@ from typing import Final
 from tenure.contract.reports import Resources
 
 _PERIOD_MICROSECONDS: Final = 100_000
+_LOOK_SECONDS: Final = 0.01
 MAX_PROCESSES: Final = 512
 
 
 class Cgroup:
-    """Made before the start, joined by the process itself, removed after the end."""
+    """Made before the start, joined by the process itself, removed after the end.
+    ``not_enforced``: what it could not limit, and why."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.not_enforced: list[str] = []
 
     @classmethod
-    def make(cls, parent: Path, name: str, resources: Resources) -> "Cgroup":
-        """One that holds its processes to the reservation. Raises OSError."""
+    def make(
+        cls,
+        parent: Path,
+        name: str,
+        resources: Resources,
+        *,
+        create: Callable[[Path], None] = Path.mkdir,
+    ) -> "Cgroup":
+        """One that holds its processes to the reservation. ``create`` makes a group, for tests on a
+        stand-in. Raises OSError when there is none to be had, or the folder is of another kind."""
         made = cls(parent / name)
-        made.folder.mkdir()
+        create(made.folder)
         try:
-            made._set("pids.max", str(MAX_PROCESSES))
+            if not (made.folder / "cgroup.procs").exists():
+                raise OSError(errno.ENOTSUP, "the folder is no control group of version 2")
+            quota = resources.cpu_millis * _PERIOD_MICROSECONDS // 1000
+            made._limit("pids", "pids.max", str(MAX_PROCESSES))
             if resources.memory_bytes:
-                made._set("memory.max", str(resources.memory_bytes))
-                with suppress(OSError):  # where nothing is swapped there is no such file
-                    made._set("memory.swap.max", "0")
+                made._limit("memory", "memory.max", str(resources.memory_bytes))
+                for beside, value in (("memory.swap.max", "0"), ("memory.oom.group", "1")):
+                    with suppress(OSError):  # where nothing is swapped there is no such file
+                        made._set(beside, value)
             if resources.cpu_millis:
-                quota = resources.cpu_millis * _PERIOD_MICROSECONDS // 1000
-                made._set("cpu.max", f"{max(1000, quota)} {_PERIOD_MICROSECONDS}")
+                made._limit("cpu", "cpu.max", f"{max(1000, quota)} {_PERIOD_MICROSECONDS}")
         except OSError:
             made.remove()
             raise
@@ -43,6 +62,16 @@ class Cgroup:
         """End every process in it."""
         with suppress(OSError):
             self._set("cgroup.kill", "1")
+
+    def wait_until_empty(self, seconds: float) -> None:
+        """Until every process of it has ended, which takes a moment after the kill; at most so
+        long."""
+        until = time.monotonic() + seconds
+        with suppress(OSError):
+            while "populated 1" in (self.folder / "cgroup.events").read_text():
+                if time.monotonic() >= until:
+                    return
+                time.sleep(_LOOK_SECONDS)
 
     def remove(self) -> None:
         """Once nothing is in it any more; else it stays for whoever owns the folder above."""
@@ -56,5 +85,26 @@ class Cgroup:
             return any(int(line.split()[1]) > 0 for line in lines if line.startswith("oom_kill "))
         return False
 
+    def _limit(self, controller: str, name: str, value: str) -> None:
+        """Set it; the controller is passed on to the groups of this folder where it is not yet."""
+        try:
+            if not (self.folder / name).exists():
+                _write(self.folder.parent / "cgroup.subtree_control", f"+{controller}")
+            self._set(name, value)
+        except FileNotFoundError:
+            why = "its controller is not delegated to the folder"
+            self.not_enforced.append(f"cgroup {controller}: {why}")
+        except OSError as error:
+            self.not_enforced.append(f"cgroup {controller}: {error.strerror}")
+
     def _set(self, name: str, value: str) -> None:
-        (self.folder / name).write_text(value)
+        _write(self.folder / name, value)
+
+
+def _write(path: Path, value: str) -> None:
+    """Into a file of the kernel's: one that is not there is not made."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
+    try:
+        os.write(descriptor, value.encode())
+    finally:
+        os.close(descriptor)

@@ -50,7 +50,9 @@ def _prepare(spec: dict[str, Any]) -> tuple[int | str, dict[str, Any]]:
     enforced: dict[str, Any] = {"not_enforced": not_enforced}
     program = _program(spec, enforced)
     if spec["cgroup"] is not None:
-        Path(spec["cgroup"], "cgroup.procs").write_text("0")
+        descriptor = os.open(Path(spec["cgroup"], "cgroup.procs"), os.O_WRONLY)
+        os.write(descriptor, b"0")
+        os.close(descriptor)
     os.umask(0o077)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, its successor need not
         signal.signal(number, signal.SIG_DFL)

@@ -88,6 +88,7 @@ async def running(
         if place.cgroup is not None:
             try:
                 cgroup = Cgroup.make(place.cgroup, name, declaration.resources)
+                notes += cgroup.not_enforced
             except OSError as error:
                 notes.append(f"cgroup: {error.strerror}")
         status, told = os.pipe()
@@ -197,6 +198,8 @@ async def _end(process: asyncio.subprocess.Process, cgroup: Cgroup | None, *, ge
     if cgroup is not None:
         cgroup.kill()
     await process.wait()
+    if cgroup is not None:
+        await asyncio.to_thread(cgroup.wait_until_empty, GRACE_SECONDS)
 
 
 def _signal(group: int, number: int) -> None:
