@@ -44,19 +44,6 @@ def delivered(reports: list[Report]) -> Deliver:
     return report
 
 
-<<<<<<< HEAD
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (
-        FileNotFoundError,
-        ProcessLookupError,
-    ):  # gone before it was opened, or while it was read
-        return False
-
-
-=======
->>>>>>> 7d263fa (The SQL guard judges at the commit whatever the body said of constraints; control groups say what they could not limit)
 @asynccontextmanager
 async def watched(b: Bench) -> AsyncIterator[Work]:
     watch = asyncio.create_task(b.work.watch())
