@@ -43,6 +43,8 @@ def untidy(name: str, text: str) -> list[str]:
         faults.append("tab")
     if re.search(r"[ \t]$", text, re.MULTILINE):
         faults.append("space at the end of a line")
+    if re.search(r"^(?:<{7}|>{7}) ", text, re.MULTILINE):
+        faults.append("marks of a merge conflict")
     return faults
 
 
@@ -51,7 +53,7 @@ def test_tracked_files_are_tidy() -> None:
     assert {name: found for name, found in faults.items() if found} == {}
 
 
-@pytest.mark.parametrize("text", ["a", "a\n\n", "a\r\n", "a\tb\n", "a \n"])
+@pytest.mark.parametrize("text", ["a", "a\n\n", "a\r\n", "a\tb\n", "a \n", f"a\n{'<' * 7} HEAD\n"])
 def test_an_untidy_file_is_noticed(text: str) -> None:
     assert untidy("file.py", text) != []
 
