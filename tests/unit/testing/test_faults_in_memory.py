@@ -4,7 +4,7 @@ import pytest
 
 from tenure.contract.states import AttemptState, TaskState
 from tenure.executor import AuthorityOver, StaleToken, TaskType
-from tenure.executor.testing import MakeFleet
+from tenure.executor.testing import Fleet, MakeFleet, MemoryFleet
 from tests.support.kit_app import (
     SHIP,
     SHIP_IN_A_THREAD,
@@ -16,6 +16,20 @@ from tests.support.kit_app import (
 )
 
 FIRST = 2**32 + 1
+
+
+def told_of(fleet: Fleet) -> list[str]:
+    """How attempts ended on the nodes, in the order in which they did."""
+    assert isinstance(fleet, MemoryFleet)
+    return [
+        sample.labels["outcome"]
+        for node in fleet.nodes
+        for metric in node.metrics.registry.collect()
+        for sample in metric.samples
+        if sample.name == "tenure_executor_attempts_total"
+    ]
+
+
 BOTH = pytest.mark.parametrize(
     "task_type", [SHIP, SHIP_IN_A_THREAD], ids=["awaited", "in a thread"]
 )
@@ -74,6 +88,7 @@ async def test_an_assignment_that_was_overtaken_begins_nothing(
         overtaken = await fleet.reorder(task)
         assert (overtaken.ordinal, overtaken.began) == (1, False)
         assert overtaken.state is AttemptState.CANCELLED
+        assert told_of(fleet) == ["delivered", "not_taken"], "the second came first"
         assert (await fleet.result(task)).token == FIRST + 1
     assert warehouse.parcels == [FIRST + 1]
 

@@ -52,6 +52,9 @@ async def test_a_process_of_its_own_delivers(tenure_fleet: MakeFleet) -> None:
     async with tenure_fleet(app, resources=None) as fleet:
         task = await fleet.submit(SHIP_APART, Order(number=3))
         assert (await fleet.result(task)).number == 3
+        attempt = (await fleet.story(task)).attempt(1)
+        assert attempt.began is None, "nobody in this process has seen it"
+        assert "never began" not in str(attempt)
 
 
 async def test_nothing_begins_before_the_test_waits(tenure_fleet: MakeFleet) -> None:

@@ -161,7 +161,7 @@ class ServerFaults(Fleet):
         return run is not None and run.ended
 
     async def _as_it_is(self, task: FleetTask[Any], attempt: AttemptView) -> Attempt:
-        return self.attempt_of(await self._found(task, attempt.attempt_id))
+        return (await self.story(task)).attempt(attempt.ordinal)
 
     async def _receipt_of(self, task: FleetTask[Any], attempt: AttemptView) -> Receipt:
         async def recorded() -> bool:
@@ -231,7 +231,3 @@ class ServerFaults(Fleet):
     @abstractmethod
     def node_of(self, attempt: AttemptView) -> ServerNode:
         """The node that an attempt was given to."""
-
-    @abstractmethod
-    def attempt_of(self, view: AttemptView) -> Attempt:
-        """An attempt as tests see it."""

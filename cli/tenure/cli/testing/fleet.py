@@ -27,7 +27,7 @@ from tenure.contract.tasktype import TaskType
 from tenure.executor.app import Executor
 from tenure.executor.testing.fleet import OPENED_BY_THE_LIFESPAN, FleetTask, Stuck
 from tenure.executor.testing.gates import Gates
-from tenure.executor.testing.recording import Recording, Run, WatchedExecutor
+from tenure.executor.testing.recording import Recording, WatchedExecutor
 from tenure.executor.testing.story import Attempt, Happening, Receipt, Story
 
 InputT = TypeVar("InputT", bound=BaseModel)
@@ -36,7 +36,6 @@ OutputT = TypeVar("OutputT", bound=BaseModel)
 DEFAULT_PATIENCE_SECONDS: Final = 60.0
 MOST_REAL_SECONDS: Final = 30.0
 LOOK_SECONDS: Final = 0.05
-_NOT_RUN: Final = Run()
 _EVERYTHING: Final[Any] = {"scope": PauseScope.TENANT, "name": DEFAULT_TENANT}
 _PAUSE: Final = "a test has submitted tasks and waits for nothing so far"
 
@@ -239,7 +238,7 @@ class ServerFleet(ServerFaults):
             reason=view.reason,
             message=view.message,
             output=view.output,
-            attempts=tuple(self.attempt_of(each) for each in view.attempt_list),
+            attempts=tuple(self.attempt_of(view.type, each) for each in view.attempt_list),
             receipts=tuple(
                 Receipt(
                     each.receipt_id,
@@ -256,9 +255,9 @@ class ServerFleet(ServerFaults):
         self._told[view.task_id] = story
         return story
 
-    def attempt_of(self, view: AttemptView) -> Attempt:
+    def attempt_of(self, task_type: str, view: AttemptView) -> Attempt:
         """An attempt as tests see it."""
-        run = self.recording.runs.get(AttemptId(view.attempt_id))
+        attempt_id = AttemptId(view.attempt_id)
         return Attempt(
             ordinal=view.ordinal,
             attempt_id=view.attempt_id,
@@ -267,8 +266,8 @@ class ServerFleet(ServerFaults):
             state=view.state,
             reason=view.reason,
             message=view.message,
-            began=run is not None,
-            raised=(run or _NOT_RUN).raised,
+            began=self.recording.began(task_type, attempt_id),
+            raised=self.recording.raised(attempt_id),
         )
 
     def node_of(self, attempt: AttemptView) -> ServerNode:

@@ -26,10 +26,21 @@ class Recording:
 
     def __init__(self) -> None:
         self.runs: dict[AttemptId, Run] = {}
+        self._unseen: set[str] = set()
+
+    def began(self, task_type: str, attempt_id: AttemptId) -> bool | None:
+        """Whether a handler had control; None where it would not be seen."""
+        return None if task_type in self._unseen else attempt_id in self.runs
+
+    def raised(self, attempt_id: AttemptId) -> BaseException | None:
+        """What a handler ended with."""
+        run = self.runs.get(attempt_id)
+        return None if run is None else run.raised
 
     def watched(self, handlers: Mapping[str, HandlerDeclaration]) -> dict[str, HandlerDeclaration]:
         """The same handlers, watched. What runs in a process of its own is left as it is: another
         process imports it by name."""
+        self._unseen |= {name for name, one in handlers.items() if one.runs_in != "executor"}
         return {
             name: declaration
             if declaration.runs_in != "executor"

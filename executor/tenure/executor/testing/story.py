@@ -8,9 +8,8 @@ from tenure.contract.states import AttemptState, TaskState
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt. ``began``: its handler had control in this process; ``raised`` is what it ended
-    with, None where it returned or goes on. Both are only known of handlers that run in the test's
-    own process."""
+    """One attempt. ``began``: its handler had control; ``raised`` is what it ended with, None where
+    it returned or goes on. Both are None for a handler that runs in a process of its own."""
 
     ordinal: int
     attempt_id: str
@@ -19,7 +18,7 @@ class Attempt:
     state: AttemptState
     reason: str | None
     message: str | None
-    began: bool
+    began: bool | None
     raised: BaseException | None
 
     def __str__(self) -> str:
@@ -27,7 +26,7 @@ class Attempt:
         words.append(self.state.value + (f" ({self.reason})" if self.reason else ""))
         if self.raised is not None:
             words.append(f"handler raised {type(self.raised).__name__}: {self.raised}")
-        elif not self.began:
+        elif self.began is False:
             words.append("handler never began")
         elif self.message:
             words.append(self.message)

@@ -22,7 +22,7 @@ class MemoryBroker:
         self.arrived[event.event_id] += 1
         kept_back = None if event.task_id is None else self._kept_back.get(event.task_id)
         if kept_back is None:
-            self._queues[event.to_node].append(row)
+            self._enqueue(row)
         else:
             kept_back.append(row)
 
@@ -41,11 +41,18 @@ class MemoryBroker:
         """What is not delivered for now."""
         return self._kept_back[task_id]
 
-    def deliver_reversed(self, task_id: TaskId) -> None:
-        """Deliver what was kept back, the newest first."""
-        for row in reversed(self._kept_back.pop(task_id)):
-            assert row.event.to_node is not None
-            self._queues[row.event.to_node].append(row)
+    def deliver_newest(self, task_id: TaskId) -> None:
+        """Deliver of what is kept back what came last."""
+        self._enqueue(self._kept_back[task_id].pop())
+
+    def deliver_rest(self, task_id: TaskId) -> None:
+        """Deliver all that is kept back."""
+        for row in self._kept_back.pop(task_id):
+            self._enqueue(row)
+
+    def _enqueue(self, row: LogRow) -> None:
+        assert row.event.to_node is not None
+        self._queues[row.event.to_node].append(row)
 
 
 class MemoryRelay:

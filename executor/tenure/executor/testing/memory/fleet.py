@@ -28,7 +28,7 @@ from tenure.executor.testing.memory.authority import LogRow, MemoryAuthority, Sa
 from tenure.executor.testing.memory.broker import MemoryBroker, MemoryRelay
 from tenure.executor.testing.memory.faults import MemoryFaults
 from tenure.executor.testing.memory.node import MemoryNode, Surroundings
-from tenure.executor.testing.recording import Recording, Run, opened
+from tenure.executor.testing.recording import Recording, opened
 from tenure.executor.testing.story import Attempt, Happening, Receipt, Story
 
 InputT = TypeVar("InputT", bound=BaseModel)
@@ -38,7 +38,6 @@ DEFAULT_LEASE_SECONDS: Final = 30.0
 DEFAULT_PATIENCE_SECONDS: Final = 30.0
 _APPLICATION: Final = Identity("application", DEFAULT_TENANT, Role.APPLICATION)
 _MICROSECONDS: Final = 1_000_000
-_NOT_RUN: Final = Run()
 
 
 class MemoryClock:
@@ -303,7 +302,6 @@ class MemoryFleet(MemoryFaults):
         """An attempt as tests see it, as it is now."""
         row = self.authority.rows.attempts[row.attempt_id]
         said = self.authority.said.get(row.attempt_id, Said(None, None))
-        run = self.recording.runs.get(row.attempt_id)
         return Attempt(
             ordinal=row.ordinal,
             attempt_id=row.attempt_id,
@@ -312,8 +310,8 @@ class MemoryFleet(MemoryFaults):
             state=row.state,
             reason=said.reason,
             message=said.message,
-            began=run is not None,
-            raised=(run or _NOT_RUN).raised,
+            began=self.recording.began(self.authority.rows.tasks[row.task_id].type, row.attempt_id),
+            raised=self.recording.raised(row.attempt_id),
         )
 
     def has_ended(self, row: AttemptRow) -> bool:
