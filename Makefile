@@ -75,6 +75,11 @@ trial-authority: install system-deps ## Kill replicas and executors for two minu
 trial-retention: install ## Remove two million ended rows at three places at once under 500 events/s; ARGS="--rows N"
 	@$(BIN)/python -m tests.trials.retention $(ARGS)
 
+.PHONY: trials-as-stated
+trials-as-stated: install system-deps ## Trials of drains, poison and pools at the figures of the reported faults
+	@TENURE_TEST_AS_STATED=1 $(BIN)/python -m pytest tests/chaos/test_drain.py tests/chaos/test_poison.py \
+		tests/chaos/test_broker_faults.py tests/integration/test_pool_exhausted.py $(ARGS)
+
 .PHONY: trial-broker-cluster
 trial-broker-cluster: install system-deps ## Three brokers: the queues' leader killed, then the majority, a minute
 	@$(BIN)/python -m tests.trials.broker_cluster

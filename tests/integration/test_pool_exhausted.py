@@ -14,6 +14,7 @@ from tenure.coordinator.errors import Unavailable
 from tenure.coordinator.store.postgres import open_pool
 from tenure.coordinator.store.reading import PoolReader
 from tests.support import services
+from tests.support.as_stated import AS_STATED
 from tests.support.isolation import FreshDatabase
 from tests.support.pgbouncer import routed
 from tests.support.waiting import eventually
@@ -26,6 +27,7 @@ CALLS = 200
 async def test_calls_that_gave_up_on_an_exhausted_pool_leave_it_whole(
     database: FreshDatabase,
 ) -> None:
+    """T13. Held for ten seconds with ``make trials-as-stated``."""
     name = f"exhausted {uuid4().hex[:8]}"
     pooled = database.pooled or services.POOLED
     pool = await open_pool(
@@ -45,6 +47,8 @@ async def test_calls_that_gave_up_on_an_exhausted_pool_leave_it_whole(
                 call.cancel()
             # All of them end while the connections are held.
             ends = await asyncio.gather(*calls, return_exceptions=True)
+            if AS_STATED:
+                await asyncio.sleep(10)
         for call, end in zip(calls, ends, strict=True):
             if call in cancelled:
                 assert isinstance(end, asyncio.CancelledError | Unavailable)

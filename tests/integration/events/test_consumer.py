@@ -16,6 +16,7 @@ import pytest
 from aio_pika.abc import AbstractChannel
 
 from tenure.contract.events import Event
+from tenure.contract.topology import subscription_queue_arguments
 from tenure.executor.consumer import EventConsumer, EventContext
 from tenure.executor.event_inbox import EventInbox
 from tenure.executor.event_inbox_sqlite import SqliteInbox
@@ -243,7 +244,8 @@ from tenure.executor.consumer import EventConsumer, EventContext
 from tenure.executor.event_inbox_postgres import PostgresInbox
 
 consumer = EventConsumer(
-    "billing", inbox=PostgresInbox(os.environ["BILLING_URL"], schema="billing"), max_attempts=2
+    "billing", inbox=PostgresInbox(os.environ["BILLING_URL"], schema="billing"), max_attempts=2,
+    prefetch=10,
 )
 
 @consumer.on("task.open")
@@ -286,16 +288,22 @@ async def test_a_message_that_kills_its_consumer_is_parked_and_its_neighbours_ar
     owner: asyncpg.Connection,
     channel: AbstractChannel,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """T18, T21: by the inbox's own count, long before the broker's limit. A handler that died wrote
-    nothing."""
+    """T18, T21: by the inbox's own count, before the broker's limit, which is three here. A handler
+    that died wrote nothing."""
+    monkeypatch.setattr("tenure.contract.topology.DELIVERY_LIMIT", 3)
     queue = await subscribe(api, "task")
     await owner.execute("create schema billing; create table billing.invoices (task_id text)")
+    # Declared as the coordinator should have: with another limit the broker would refuse.
+    await channel.declare_queue(
+        queue, durable=True, arguments=subscription_queue_arguments(broker.name_prefix)
+    )
     poison = await api.submit()
-    neighbours = [await api.submit() for _ in range(5)]
+    neighbours = [await api.submit() for _ in range(9)]
 
     async def there() -> bool:
-        return await waiting(channel, queue) >= 6
+        return await waiting(channel, queue) >= 10
 
     await until(there)
     program = Program(

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
-from uuid import uuid4
+from uuid import UUID, uuid4, uuid5
 
 import asyncpg
 import pytest
@@ -445,6 +445,43 @@ async def test_two_processes_share_an_inbox_and_handle_an_event_once(
     await other.close()
     assert await transactional.invoices() == [1, 2, 3, 4]
     assert Outcome.PARKED not in outcomes
+
+
+async def test_an_event_that_two_processes_get_at_once_has_its_follow_ups_once(
+    transactional: Any, database: FreshDatabase
+) -> None:
+    """T19: one row of the inbox, three follow-ups with stable ids, and the loser ends quietly."""
+    admin = await asyncpg.connect(database.admin_url)
+    await admin.execute("create table billing.follow_ups (id uuid primary key)")
+    (event,) = transactional.events(1)
+    both_inside = asyncio.Barrier(2)
+
+    async def follow_up(event: Event, context: EventContext) -> None:
+        for number in range(3):
+            identity = uuid5(UUID(event.event_id), str(number))
+            await context.connection.execute("insert into billing.follow_ups values ($1)", identity)
+
+    other = PostgresInbox(database.admin_url, schema="billing")
+    await other.open(4)
+    second = Bench(other)
+    second.authority.events = transactional.authority.events
+    transactional.write = follow_up
+    second.write = follow_up  # type: ignore[method-assign]
+
+    async def receive(bench: Bench) -> Outcome:
+        await both_inside.wait()
+        return await bench.consuming.receive(event)
+
+    outcomes = await asyncio.gather(receive(transactional), receive(second))
+    await other.close()
+    assert sorted(outcomes) == sorted([Outcome.HANDLED, Outcome.DUPLICATE])
+    stable = {uuid5(UUID(event.event_id), str(number)) for number in range(3)}
+    rows = await admin.fetch("select id from billing.follow_ups")
+    kept = await admin.fetchval("select count(*) from billing.tenure_events")
+    await admin.close()
+    assert {UUID(str(row["id"])) for row in rows} == stable
+    assert len(rows) == 3
+    assert kept == 1
 
 
 async def test_an_inbox_that_may_not_be_made_says_so(database: FreshDatabase) -> None:
