@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from cyclopts import Parameter
 
+from tenure.cli.arguments import read_secret_argument
 from tenure.cli.checkup import (
     Finding,
     Verdict,
@@ -30,7 +31,6 @@ from tenure.cli.connection import CONNECTION_FILE, read_connection_file, state_d
 from tenure.cli.exits import Exit, needs
 from tenure.cli.output import Output, print_json
 from tenure.cli.settings import Config, given, is_incomplete, model_of, read
-from tenure.cli.told import told
 from tenure.contract.codes import Code
 from tenure.contract.errors import TenureError
 from tenure.contract.topology import DEFAULT_PREFIX
@@ -75,7 +75,7 @@ def doctor(
     """
     for name in ("aio_pika", "aiormq"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # the report says it
-    urls = [told("--downstream", each) for each in downstream]
+    urls = [read_secret_argument("--downstream", each) for each in downstream]
     found = asyncio.run(_all_examined(process, given(config=config), urls, guard_schema))
     if output == "json":
         print_json(

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 from cyclopts import App, Parameter
 
+from tenure.cli.arguments import read_secret_argument
 from tenure.cli.exits import CommandError, Exit, UsageError, needs
 from tenure.cli.instants import read_length
 from tenure.cli.output import Output, print_json, print_table
-from tenure.cli.told import told
 from tenure.executor.guards.http_tables import tables
 from tenure.executor.guards.payment_table import table
 from tenure.executor.guards.sql_install import install_statements
@@ -117,7 +117,7 @@ def check_sql(
     """
     with needs("sql"):
         from tenure.executor.guards.conformance_sql import check_sql as checked
-    _report(asyncio.run(checked(told("URL", url), schema=schema)), output)
+    _report(asyncio.run(checked(read_secret_argument("URL", url), schema=schema)), output)
 
 
 @check.command(name="http")
@@ -147,11 +147,11 @@ def check_http(
         from tenure.executor.guards.conformance_http import Endpoint
         from tenure.executor.guards.conformance_http import check_http as checked
 
-    headers = dict(_header(told("--header", each)) for each in header)
+    headers = dict(_header(read_secret_argument("--header", each)) for each in header)
 
     async def run() -> "list[Outcome]":
         async with httpx2.AsyncClient(base_url=_origin(url), headers=headers) as client:
-            content = told("--body", body).encode()
+            content = read_secret_argument("--body", body).encode()
             return await checked(Endpoint(client, url, method, content, content_type, fence_url))
 
     _report(asyncio.run(run()), output)
@@ -326,7 +326,7 @@ def _one_of(database: str | None, sqlite: Path | None) -> str | Path:
         raise UsageError("name a database, or --sqlite FILE.")
     if sqlite is not None and not sqlite.is_file():
         raise UsageError(f"--sqlite: {sqlite} is no file.")
-    return sqlite if sqlite is not None else told("DATABASE", str(database))
+    return sqlite if sqlite is not None else read_secret_argument("DATABASE", str(database))
 
 
 async def _in_file(file: Path, work: "Callable[[SqliteRequests], Awaitable[T]]") -> T:

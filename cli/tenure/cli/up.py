@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from tenure.cli.applications import check_application
+from tenure.cli.arguments import read_secret_argument
 from tenure.cli.connection import (
     DEFAULT_STATE_DIRECTORY,
     STATE_DIRECTORY_VARIABLE,
     state_directory,
 )
 from tenure.cli.exits import Exit, UsageError, needs
-from tenure.cli.told import told
 from tenure.contract.topology import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ def up(
         check_application(application)
     refuse_unknown_variables()
     servers = GivenServers(
-        database_url=told("--database-url", database_url),
-        broker_url=told("--broker-url", broker_url),
+        database_url=read_secret_argument("--database-url", database_url),
+        broker_url=read_secret_argument("--broker-url", broker_url),
         name_prefix=name_prefix,
     )
     names = _names(executor)

@@ -8,7 +8,6 @@ from pydantic import AwareDatetime, Field, model_validator
 from tenure.contract.reports import Frozen
 from tenure.contract.states import PauseScope
 
-_WHOLE = frozenset({PauseScope.ALL, PauseScope.TENANT})
 ScopeName = Annotated[
     str,
     Field(

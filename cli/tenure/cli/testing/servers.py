@@ -37,11 +37,6 @@ class StruckStack(Stack):
         """Kill it when the broker has confirmed something next."""
         (self.directory / ARM).touch()
 
-    @property
-    def relay_is_armed(self) -> bool:
-        """Whether it has not been killed yet."""
-        return (self.directory / ARM).exists()
-
     def _relay(self) -> Program:
         spec = super()._relay().spec
         command = (sys.executable, "-m", "tenure.cli.drills.struck_relay", str(self.directory))

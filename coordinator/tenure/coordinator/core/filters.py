@@ -93,10 +93,6 @@ class Excluded:
     distance: int = 1
 
 
-Question: TypeAlias = tuple[TaskRow, IncarnationRow, TenantRow | None, int]
-"""A task, a node, the task's tenant (None: nobody has stated anything), and now."""
-
-
 def unavailable(node: IncarnationRow, now: int, silence_microseconds: int) -> Excluded | None:
     """Whether a node takes no new work at all: it drains, has ended, or has not been heard of
     (LEASE-07)."""

@@ -66,16 +66,6 @@ def reached(task: TaskRow, tenant: TenantRow | None, now: int) -> tuple[Reached,
     return tuple(_reached(task, tenant.limits, tenant.running, tenant.full_at, now))
 
 
-def concerning(task: TaskRow, tenant: TenantRow | None, now: int) -> tuple[Reached, ...]:
-    """Every limit that concerns the task, reached or not, as ``reached`` tells them."""
-    found = []
-    for limit in () if tenant is None else tenant.limits:
-        place = bucket(limit, task.type, task.concurrency_key)
-        if tenant is not None and place is not None:
-            found.append(_state(limit, place, tenant.running, tenant.full_at, now))
-    return tuple(found)
-
-
 def _reached(
     task: TaskRow,
     limits: Sequence[LimitRow],

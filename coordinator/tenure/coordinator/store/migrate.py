@@ -92,16 +92,6 @@ class Status:
     edited: tuple[Applied, ...]
     unknown: tuple[Applied, ...]
 
-    @property
-    def expected_version(self) -> int:
-        """The highest version this program carries."""
-        return migrations()[-1].version
-
-    @property
-    def applied_version(self) -> int:
-        """The highest version in the database; 0 for none."""
-        return max((row.version for row in self.applied), default=0)
-
     def check(self) -> None:
         """Raises SchemaTooNew, MigrationEdited or NotMigrated, in this order, when it is so."""
         self.check_history()
