@@ -5,6 +5,7 @@ that is enough. Under ``PREFIX/TASK/``:
 
     attempts/TOKEN            an attempt that may begin, written before its handler has control
     data/TOKEN/OPERATION/…    what an attempt wrote: its own keys, each written once
+    files/TOKEN/OPERATION/…   the same, in parts: the name has the content's SHA-256 in it
     commits/OPERATION/TOKEN   what became of an attempt: the manifest that it committed, or the seal
                               of a successor
 
@@ -28,13 +29,14 @@ import json
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.exceptions import PreconditionError as StorePreconditionError
 from obstore.store import LocalStore, ObjectStore, from_url
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from tenure.contract.ids import TaskId
 from tenure.executor.context import Context
@@ -44,63 +46,41 @@ from tenure.executor.errors import (
     GuardUnavailable,
     StaleToken,
 )
+from tenure.executor.guards.object_files import digest_of_file, download, upload
+from tenure.executor.guards.object_manifest import (
+    Entry,
+    Manifest,
+    OutputsDamaged,
+    Reference,
+    Seal,
+)
 
 Store: TypeAlias = ObjectStore
+
+__all__ = [
+    "Entry",
+    "Manifest",
+    "ObjectGuard",
+    "Outputs",
+    "OutputsDamaged",
+    "Reference",
+    "Seal",
+    "Store",
+    "create",
+    "listed",
+    "open_store",
+    "read",
+    "read_now",
+    "resolve",
+    "resolve_now",
+    "save",
+    "save_now",
+]
 
 DEFAULT_OPERATION: Final = "outputs"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,200}(/[A-Za-z0-9._-]{1,200})*")
 _ERRORS: Final = (BaseError, OSError)
 _EXISTS: Final = (AlreadyExistsError, StorePreconditionError)
-
-
-class Reference(BaseModel):
-    """Names one manifest: part of a task's output. ``sha256`` is that of the manifest."""
-
-    model_config = ConfigDict(frozen=True)
-
-    key: str
-    sha256: str
-
-
-class Entry(BaseModel):
-    """One object of a manifest. ``size`` is in bytes."""
-
-    model_config = ConfigDict(frozen=True)
-
-    name: str
-    key: str
-    sha256: str
-    size: int
-
-
-class Manifest(BaseModel):
-    """What an attempt committed."""
-
-    model_config = ConfigDict(frozen=True)
-
-    task_id: str
-    attempt_id: str
-    fencing_token: int
-    operation: str
-    entries: tuple[Entry, ...]
-
-    def to_bytes(self) -> bytes:
-        """As it is stored: equal manifests are equal bytes."""
-        return json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":")).encode()
-
-
-class Seal(BaseModel):
-    """What stands in place of the manifest of an attempt that may commit no more."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    sealed_by: int
-
-
-class OutputsDamaged(ExecutorError):
-    """What a reference leads to is not what was committed."""
-
-    code = "outputs_damaged"
 
 
 class ObjectGuard:
@@ -250,7 +230,7 @@ class Outputs:
     async def put(self, name: str, data: bytes) -> Entry:
         """Write one object; ``name`` is relative, of letters, digits, ``._-`` and slashes.
 
-        An object is one request: up to what the store takes in one (S3: 5 GiB). Raises ValueError
+        An object is one request, held in memory: ``put_file`` is for large ones. Raises ValueError
         for another name, EffectConflict for one that has other content already, AuthorityOver,
         GuardUnavailable.
         """
@@ -265,6 +245,32 @@ class Outputs:
         with _reached():
             if not create(self._store, key, data) and _read(self._store, key) != data:
                 raise EffectConflict(f"{name!r} of {self._operation!r} is written twice.")
+        self._entries[name] = entry
+        return entry
+
+    async def put_file(self, name: str, path: Path | str) -> Entry:
+        """Write a file as one object, in parts: whatever its size, little of it is in memory.
+
+        The file is read twice and must not change meanwhile. Its key has its digest in it, so that
+        nothing else is ever written there. Authority is asked for before each part. Raises as
+        ``put``, and OSError for a file that cannot be read.
+        """
+        return await asyncio.to_thread(self.put_file_now, name, path)
+
+    def put_file_now(self, name: str, path: Path | str) -> Entry:
+        """As ``put_file``, in the calling thread."""
+        self._context.check_authority()
+        checked, file = _checked(name), Path(path)
+        digest, size = digest_of_file(file)
+        if name in self._entries and self._entries[name].sha256 != digest:
+            raise EffectConflict(f"{name!r} of {self._operation!r} is written twice.")
+        token = _token(self._context.fencing_token)
+        key = f"{self._folder}/files/{token}/{self._operation}/{digest}/{checked}"
+        with _reached():
+            written = upload(self._store, key, file, self._context.check_authority)
+        if written != digest:
+            raise EffectConflict(f"{file} has changed while it was written as {name!r}.")
+        entry = Entry(name=name, key=key, sha256=digest, size=size)
         self._entries[name] = entry
         return entry
 
@@ -332,6 +338,21 @@ def read_now(store: Store, entry: Entry) -> bytes:
     if content is None or hashlib.sha256(content).hexdigest() != entry.sha256:
         raise OutputsDamaged(f"{entry.key} is not what was committed.")
     return content
+
+
+async def save(store: Store, entry: Entry, path: Path | str) -> None:
+    """Write an object of a resolved manifest to a file, in parts, once it is whole and compared
+    with its digest. Raises OutputsDamaged, and GuardUnavailable for the store or the file."""
+    await asyncio.to_thread(save_now, store, entry, path)
+
+
+def save_now(store: Store, entry: Entry, path: Path | str) -> None:
+    """As ``save``, in the calling thread."""
+    try:
+        with _reached():
+            download(store, entry.key, Path(path), entry.sha256)
+    except ValueError as error:
+        raise OutputsDamaged(f"{entry.key} is not what was committed.") from error
 
 
 def create(store: Store, key: str, content: bytes) -> bool:
