@@ -1,9 +1,10 @@
 """The relay alone: how fast it drains a log that is there already, and what it holds in memory.
 
-Confirmed publishes a second from the first time that a cursor is seen beyond its start until all
-have passed the last row: so reading the log and moving the cursors are in it, the start of the
-process is not. Each row goes to one quorum queue that nobody reads. Beside it, in turn, a C client
-that publishes as many messages of the same size to such a queue, and does nothing else.
+Confirmed publishes a second from the first time that a cursor is seen beyond its start, and every
+relay holds shards, until all have passed the last row: so reading the log and moving the cursors
+are in it, the start of the processes is not. Each row goes to one quorum queue that nobody reads.
+Beside it, in turn, a C client that publishes as many messages of the same size to such a queue, and
+does nothing else.
 """
 
 import asyncio
@@ -201,13 +202,21 @@ async def _watched(
     rows = sum(len(some) for some in positions.values())
     resident: list[float] = []
     before, busy, began, first = all_cpu_seconds(pids), busy_seconds(), time.monotonic(), 0
+    together = False
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (done := passed(positions, await _cursors(owner))) < rows:
-            if first == 0:  # until it publishes, every look is the latest beginning
+            if first == 0 or not together:
+                # Until each holds shards and publishes, every look is the latest beginning: the
+                # start of a process costs more than many rows.
+                together = await _taking_part(owner) == len(programs)
                 before, busy, began = all_cpu_seconds(pids), busy_seconds(), time.monotonic()
                 first = done
             resident.append(resident_mebibytes(first_pid))
             await asyncio.sleep(LOOK_SECONDS)
+    if not together:
+        raise RuntimeError(
+            f"{rows:,} rows were published before all relays had begun: ask for more"
+        )
     seconds = time.monotonic() - began
     used, others = spent_between(before, all_cpu_seconds(pids), busy_seconds() - busy)
     used = {PUBLISHER: sum(used.pop(name) for name in publishers), **used}
@@ -227,6 +236,14 @@ async def _watched(
 async def _cursors(owner: asyncpg.Connection) -> dict[int, int]:
     rows = await owner.fetch('select shard, "position" from tenure.relay_shards')
     return {row["shard"]: row["position"] for row in rows}
+
+
+async def _taking_part(owner: asyncpg.Connection) -> int:
+    """How many relays hold shards."""
+    number: int = await owner.fetchval(
+        "select count(distinct relay_id) from tenure.relay_shards where claimed_until > now()"
+    )
+    return number
 
 
 async def c_client(both: Servers, program: Path, messages: int) -> Drained:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tenure.contract.states import TaskState
+from tenure.coordinator.store.figures import read_figures
 from tenure.coordinator.store.reading import PoolReader
 from tenure.coordinator.store.reads import Reads
 from tests.support.authority import TENANT, Bench, replica
@@ -56,7 +57,7 @@ async def test_a_scrape_reads_nothing_that_has_ended(bench: Bench) -> None:
     await bench.submit()
     await bench.owner.execute(GROWTH)
     before = await rows_read(bench)
-    figures = await reads(bench).figures()
+    figures = await read_figures(PoolReader(bench.pool, deadline_seconds=30))
     assert await rows_read(bench) - before < ENDED / 10
     assert figures.waiting_tasks == 1
     assert figures.held_tasks == {"operator_hold": 1}

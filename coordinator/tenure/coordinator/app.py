@@ -10,6 +10,7 @@ import random
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Protocol
 
 import structlog
@@ -59,6 +60,7 @@ from tenure.coordinator.scheduler import Scheduler
 from tenure.coordinator.store import migrate
 from tenure.coordinator.store.dead_letters import DeadLetters
 from tenure.coordinator.store.errors import DatabaseUnreachable
+from tenure.coordinator.store.figures import read_figures
 from tenure.coordinator.store.flow import Flow
 from tenure.coordinator.store.limits import StatedLimits
 from tenure.coordinator.store.parking import ParkedRows
@@ -170,7 +172,7 @@ class Coordinator:
         hints = hints_over(commits)
         if not settings.pooled:  # nobody can listen through a pooler in transaction mode
             self._authority.on_commit(hints.on_commit)
-        self._scrape = Scrape(self.metrics, reads.figures)
+        self._scrape = Scrape(self.metrics, partial(read_figures, self._reader(people)))
         self._reconciler = Reconciler(commits)
         self._retention = Retention(commits, self.metrics.removed)
         self._loops: dict[str, Loop] = {

@@ -10,7 +10,6 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 import structlog
@@ -22,12 +21,6 @@ from tenure.contract.ids import EventId, IncarnationId
 from tenure.coordinator.core.commands import (
     AnyCommand,
     AttemptCommand,
-    ChangeNode,
-    CloseReview,
-    OpenReview,
-    Quarantine,
-    Register,
-    Submit,
 )
 from tenure.coordinator.core.decide import EVENTS_PER_COMMAND, decide
 from tenure.coordinator.core.decisions import (
@@ -42,8 +35,9 @@ from tenure.coordinator.core.decisions import (
 )
 from tenure.coordinator.core.snapshot import LeasePolicy, Minted, Snapshot
 from tenure.coordinator.errors import Overloaded, Unavailable
+from tenure.coordinator.lane_entries import Caller, Entry, command_of, row_key
 from tenure.coordinator.store.commit import MAX_ITEMS, Committed
-from tenure.coordinator.store.load import NOTHING_GIVEN, Given, Loaded
+from tenure.coordinator.store.load import NOTHING_GIVEN, Loaded
 from tenure.coordinator.store.postgres import (
     ConnectionLost,
     PostgresError,
@@ -76,18 +70,6 @@ class Observer(Protocol):
         """A batch failed and will be tried again."""
 
 
-class Caller:
-    """Who waits for the answers to some entries: one future for all of them."""
-
-    __slots__ = ("all_answered", "unanswered")
-
-    def __init__(self, entries: int) -> None:
-        self.unanswered = entries
-        self.all_answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if entries == 0:
-            self.all_answered.set_result(None)
-
-
 class Consulted(Protocol):
     """What a lane asks when the database says no. Every method raises what the driver raises."""
 
@@ -99,34 +81,6 @@ class Consulted(Protocol):
 
     async def present(self, commands: Sequence[AttemptCommand]) -> list[bool]:
         """For each command whether its token proves that history was lost; records it."""
-
-
-@dataclass(slots=True)
-class Entry:
-    """A command on its way. ``snapshot`` is used once when the caller had just loaded it."""
-
-    command: AnyCommand | None  # None: only mark ``seen``
-    deadline: float
-    caller: Caller
-    seen: IncarnationId | None = None
-    snapshot: tuple[Snapshot, int] | None = None
-    given: Given | None = None
-    task_type: str | None = None
-    answer: Outcome | Unavailable | None = None
-
-    @property
-    def done(self) -> bool:
-        """Answered, or its caller went away."""
-        return self.answer is not None or self.caller.all_answered.done()
-
-    def settle(self, answer: Outcome | Unavailable) -> None:
-        """Answer, unless that is done."""
-        if self.done:
-            return
-        self.answer = answer
-        self.caller.unanswered -= 1
-        if self.caller.unanswered == 0:
-            self.caller.all_answered.set_result(None)
 
 
 LoadFunction = Callable[[Sequence[AnyCommand]], Awaitable[Loaded]]
@@ -259,7 +213,7 @@ class Lane:
             if entry.deadline < now:
                 self._give_up(entry, "the database did not answer before the deadline.")
                 continue
-            key = _row_key(entry)
+            key = row_key(entry)
             if key is not None and key in keys:
                 left.append(entry)
                 continue
@@ -313,7 +267,7 @@ class Lane:
             return []
         await self._faults.reach(FaultPoint.BEFORE_COMMIT, self.name)
         committed = await self._commit(
-            [(_command(entry), accepted) for entry, accepted in items], seen
+            [(command_of(entry), accepted) for entry, accepted in items], seen
         )
         await self._faults.reach(FaultPoint.AFTER_COMMIT, self.name)
         self._observer.batch_committed(
@@ -389,7 +343,7 @@ class Lane:
         ]
         if not missing:
             return
-        loaded = await self._load([_command(entry) for entry in missing])
+        loaded = await self._load([command_of(entry) for entry in missing])
         if not loaded.confirmed:
             await self._refuse_unconfirmed(missing, loaded.now)
             return
@@ -470,28 +424,12 @@ class Lane:
     def _set_aside(self, entry: Entry) -> None:
         """Behind everything that waits, with what waits behind it for the same row: somebody holds
         that row, and nobody else's commands shall wait for it."""
-        key = _row_key(entry)
+        key = row_key(entry)
         if key is None:
             return
-        rest = [other for other in self._queue if _row_key(other) != key]
-        same = [other for other in self._queue if _row_key(other) == key]
+        rest = [other for other in self._queue if row_key(other) != key]
+        same = [other for other in self._queue if row_key(other) == key]
         self._queue = deque((*rest, *same))
-
-
-def _command(entry: Entry) -> AnyCommand:
-    assert entry.command is not None
-    return entry.command
-
-
-def _row_key(entry: Entry) -> str | None:
-    """What two entries of one batch may not share: the row that they change."""
-    match entry.command:
-        case None | Submit():
-            return None if entry.command is None else entry.command.command_id
-        case Register() | ChangeNode() | Quarantine() | OpenReview() | CloseReview():
-            return f"{entry.command.tenant}/{entry.command.node_id}"
-        case _:
-            return entry.command.task_id
 
 
 def _mint() -> Minted:

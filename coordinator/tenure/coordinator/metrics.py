@@ -26,8 +26,8 @@ from tenure.contract.states import (
 )
 from tenure.coordinator.core.decisions import Happened
 from tenure.coordinator.errors import Unavailable
+from tenure.coordinator.store.figures import Figures
 from tenure.coordinator.store.postgres import PostgresError
-from tenure.coordinator.store.views import Figures
 
 log = structlog.get_logger()
 

@@ -127,6 +127,7 @@ class Claims:
             return
         relays, earlier = await self._log.attend()
         self._share = fair_share(self._shards, relays, earlier)
+        self._window.share(self._share)
         leaving = self._window.leaving()
         surplus = len(self._trusted_until) - len(leaving) - self._share
         if surplus <= 0:

@@ -10,7 +10,7 @@ from tenure.contract.states import AttemptState, EntityType, TaskState
 from tenure.coordinator.core.happenings import attempt_became, task_became
 from tenure.coordinator.logs import log_ends
 from tenure.coordinator.metrics import OTHER_TYPES, TYPES_SHOWN, Metrics
-from tenure.coordinator.store.views import Figures
+from tenure.coordinator.store.figures import Figures
 from tests.support.rows import ATTEMPT, TASK
 
 EXPIRED = attempt_became(

@@ -182,6 +182,19 @@ def test_a_stuck_stream_bounds_what_its_shard_holds_and_not_the_other_shards() -
     assert all(want.shard == 1 for want in window.wanted())
 
 
+def test_the_bounds_are_shared_by_the_shards_that_are_due() -> None:
+    window = Window(Limits(rows=64, body_bytes=6400, shards=64))
+    window.open(0, claim_token=7, position=0)
+    assert [(want.rows, want.body_bytes) for want in window.wanted()] == [(1, 100)]
+    window.share(4)
+    wanted = window.wanted()
+    assert [(want.rows, want.body_bytes) for want in wanted] == [(16, 1600)]
+    window.add(wanted, [row(n, str(n)) for n in range(1, 17)], 99)
+    window.share(64)  # others are gone: what was read stays, and nothing is read beyond it
+    assert window.wanted() == []
+    assert positions(window.take(0, 99)) == [*range(1, 17)]
+
+
 def test_bodies_are_let_go_when_published_although_the_cursor_waits() -> None:
     window = window_with(row(1, "a", size=100), row(2, "b", size=1000))
     _, b = window.take(0, 10)

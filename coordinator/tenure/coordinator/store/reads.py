@@ -61,7 +61,6 @@ from tenure.coordinator.store.views import (
     BulkPage,
     Ended,
     Enqueued,
-    Figures,
     KnownIncarnation,
     ResultAt,
 )
@@ -73,7 +72,6 @@ MAX_RENEWALS: Final = 1000
 MAX_ASSIGNMENTS: Final = 100_000
 MAX_RETRIED_ROWS: Final = 10_000
 MAX_COUNTED_ROWS: Final = 10_000
-MAX_COUNTED_TASKS: Final = 100_000
 MAX_SCANNED_TASKS: Final = 20_000
 """For one page of a word about many: few may match, and the statement has to end in time."""
 
@@ -87,9 +85,6 @@ _RETENTION: Final = named_queries.load("retention.sql")
 _ATTEMPTS: Final = TypeAdapter(tuple[AttemptView, ...])
 _RECEIPTS: Final = TypeAdapter(tuple[ReceiptView, ...])
 _CONTENTS: Final = TypeAdapter(tuple[ReceiptContent, ...])
-_NUMBERS: Final = TypeAdapter(dict[str, int])
-_BY_TYPE: Final = TypeAdapter(list[tuple[str, str, int]])
-_LIMITS: Final = TypeAdapter(list[tuple[str, str, int, int]])
 
 
 class Reads:
@@ -460,41 +455,6 @@ class Reads:
             [by] * len(tokens),
         )
         return tuple(row["proven"] for row in rows)
-
-    async def figures(self) -> Figures:
-        """Gauges for a scrape."""
-        (row,) = await self._reader.fetch(_SYSTEM["figures"], MAX_COUNTED_TASKS)
-        shards = await self._reader.fetch(_SYSTEM["outbox"], MAX_COUNTED_ROWS)
-        (size,) = await self._reader.fetch(_SYSTEM["log_size"], MAX_COUNTED_ROWS)
-        (intake,) = await self._reader.fetch(_SYSTEM["intake"], MAX_COUNTED_TASKS)
-        overdue = await self._reader.fetch(_RETENTION["overdue"])
-        return Figures(
-            waiting_tasks=row["waiting"],
-            not_before_tasks=row["not_before"],
-            oldest_waiting_seconds=row["oldest_waiting_seconds"],
-            held_tasks=_NUMBERS.validate_json(row["held"]),
-            open_attempts=_NUMBERS.validate_json(row["open_attempts"]),
-            nodes=_NUMBERS.validate_json(row["nodes"]),
-            nodes_under_review=row["nodes_under_review"],
-            tasks_by_type=_BY_TYPE.validate_json(row["tasks_by_type"]),
-            slots=row["slots"],
-            slots_used=row["slots_used"],
-            commits_waiting_for_standby=row["commits_waiting_for_standby"],
-            pauses=_NUMBERS.validate_json(row["pauses"]),
-            dead_letters=row["dead_letters"],
-            limits=_LIMITS.validate_json(row["limits"]),
-            limits_by_scope=_NUMBERS.validate_json(row["limits_by_scope"]),
-            replays=_NUMBERS.validate_json(row["replays"]),
-            lag_rows=sum(shard["lag_rows"] for shard in shards),
-            log_bytes=size["bytes"],
-            log_rows_beyond_partitions=size["misplaced"],
-            oldest_unpublished_seconds=views.oldest(shards),
-            parked=sum(row["parked"] for row in shards),
-            intake_waiting=intake["waiting"],
-            intake_refused=intake["refused"],
-            oldest_intake_seconds=intake["oldest_seconds"],
-            retention_overdue={row["kind"]: row["seconds"] for row in overdue},
-        )
 
     async def _one(self, query: str, *arguments: Any) -> Record | None:
         rows = await self._reader.fetch(query, *arguments)

@@ -74,37 +74,6 @@ class BulkPage:
     clock: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Gauges of all tenants together. Waiting tasks and rows are counted up to 100,000."""
-
-    waiting_tasks: int
-    not_before_tasks: int
-    oldest_waiting_seconds: float
-    held_tasks: dict[str, int]  # by reason
-    open_attempts: dict[str, int]
-    nodes: dict[str, int]
-    nodes_under_review: int
-    tasks_by_type: list[tuple[str, str, int]]  # type, phase, number; the largest first
-    slots: int  # of active nodes
-    slots_used: int
-    commits_waiting_for_standby: int
-    pauses: dict[str, int]  # by scope
-    dead_letters: int  # that wait for somebody
-    limits: list[tuple[str, str, int, int]]  # tenant, type or empty, at most, running
-    limits_by_scope: dict[str, int]
-    replays: dict[str, int]  # that have not ended, by state
-    lag_rows: int
-    log_bytes: int
-    log_rows_beyond_partitions: int
-    oldest_unpublished_seconds: float
-    parked: int
-    intake_waiting: int
-    intake_refused: int
-    oldest_intake_seconds: float
-    retention_overdue: dict[str, float]  # seconds, by kind of which something is due
-
-
 def attempt_state(row: Record) -> AttemptState | None:
     return None if row["attempt_state"] is None else AttemptState(row["attempt_state"])
 

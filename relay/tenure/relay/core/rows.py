@@ -12,7 +12,8 @@ from tenure.relay.core.parking import Parking, ParkingTerms
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of the window. ``rows`` and ``body_bytes`` are shared equally by ``shards`` shards."""
+    """Bounds of the window. ``rows`` and ``body_bytes`` are shared equally by ``shards`` shards:
+    all there are, until it is known how many are due to this relay."""
 
     rows: int = 16_384
     body_bytes: int = 32 * 1024 * 1024

@@ -20,6 +20,7 @@ Instants and durations are integer microseconds on any one monotonic clock.
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import replace
 
 from tenure.relay.core.outcome import Outcome, Verdict, judge
 from tenure.relay.core.parking import (
@@ -117,6 +118,12 @@ class Window:
         return {number: shard.claim_token for number, shard in self._shards.items()}
 
     # Reading
+
+    def share(self, shards: int) -> None:
+        """So many shards are due to this relay: the bounds are shared by them. Of more relays each
+        reads as much at once as one alone, and none needs more statements for a row. While shares
+        change, what was read under the old ones stays: never more than twice the bounds."""
+        self._limits = replace(self._limits, shards=max(1, shards))
 
     def wanted(self) -> list[Want]:
         """What shards that are behind should read now. Empty when none is, or none has room."""
