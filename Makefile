@@ -78,7 +78,7 @@ trial-retention: install ## Remove two million ended rows at three places at onc
 .PHONY: trials-as-stated
 trials-as-stated: install system-deps ## Trials of drains, poison and pools at the figures of the reported faults
 	@TENURE_TEST_AS_STATED=1 $(BIN)/python -m pytest tests/chaos/test_drain.py tests/chaos/test_poison.py \
-		tests/chaos/test_broker_faults.py tests/integration/test_pool_exhausted.py $(ARGS)
+		tests/chaos/test_broker_faults.py tests/integration/database/test_pool_exhausted.py $(ARGS)
 
 .PHONY: trial-broker-cluster
 trial-broker-cluster: install system-deps ## Three brokers: the queues' leader killed, then the majority, a minute
@@ -87,8 +87,8 @@ trial-broker-cluster: install system-deps ## Three brokers: the queues' leader k
 .PHONY: test-rabbitmq4
 test-rabbitmq4: install test-deps ## Run what talks to the broker on RabbitMQ 4.0, where a Docker engine answers
 	@TENURE_TEST_SERVICES=docker $(BIN)/python -m pytest \
-		tests/integration/events tests/integration/test_topology.py tests/integration/test_relay.py \
-		tests/integration/test_relay_faults.py tests/integration/executor/test_assignments.py $(ARGS)
+		tests/integration/events tests/integration/relay/test_relay.py \
+		tests/integration/relay/test_relay_faults.py tests/integration/executor/test_assignments.py $(ARGS)
 
 .PHONY: chaos
 chaos: install system-deps ## Kill, suspend and poison everything for ten minutes; ARGS="--seconds 60 --seed 7"

@@ -37,7 +37,7 @@ from tests.support.repository import REPOSITORY, tracked_files
 from tests.support.terminals import CommandFailed, Running, Terminal, fresh_environment
 
 SKIPPED = {
-    "containers": 3,  # tests/integration/test_compose.py runs them where Docker answers
+    "containers": 3,  # tests/integration/servers/test_compose.py runs them where Docker answers
     "demo": 1,  # make demo: tests/integration/cli/test_demo.py runs it
     "develop": 1,  # what runs these tests cannot be run by them
     "elsewhere": 7,  # another test runs the very block

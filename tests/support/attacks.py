@@ -1,7 +1,8 @@
 """Calls past the rules: decisions that no longer hold, or never did, sent to the commit function.
 
 Each attack prepares a situation, sends its call and gives the outcome of the last item. What it has
-to be, with every guard in place and with one missing, says tests/integration/test_sql_guards.py.
+to be, with every guard in place and with one missing, says
+tests/integration/database/test_sql_guards.py.
 """
 
 import asyncio
