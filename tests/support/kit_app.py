@@ -25,10 +25,12 @@ class Shipped(BaseModel):
 
 @dataclass
 class Warehouse:
-    """A receiver in the test's own process. ``parcels``: token of each write that it let through.
-    It is also a guard: a fence of a later attempt refuses an earlier one."""
+    """A receiver in the test's own process. ``parcels``: token of each write that it let through,
+    ``read_by``: of each attempt that has read. It is also a guard: a fence of a later attempt
+    refuses an earlier one."""
 
     parcels: list[int] = field(default_factory=list)
+    read_by: list[int] = field(default_factory=list)
     _fences: dict[TaskId, int] = field(default_factory=dict)
 
     async def raise_fence(self, context: Context[Any]) -> None:
@@ -77,6 +79,7 @@ def _outcome(input: Order, context: Context[Any]) -> Shipped:
 )
 async def ship(input: Order, context: Context[Warehouse]) -> Shipped:
     """Awaited, through a guard."""
+    context.resources.read_by.append(context.fencing_token)
     async with context.side_effect("parcel"):
         context.resources.send(context)
     return _outcome(input, context)

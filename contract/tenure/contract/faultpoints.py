@@ -28,7 +28,7 @@ class FaultPoint(StrEnum):
     AFTER_INBOX = "after_inbox"  # stored, not acknowledged
     AFTER_ACK = "after_ack"
     BEFORE_HANDLER = "before_handler"  # fences raised, the handler is about to have control
-    BEFORE_EFFECT = "before_effect"  # after the own last check, before the receiver's BEGIN
+    BEFORE_EFFECT = "before_effect"  # after the own last check; coroutines only
     AFTER_EFFECT = "after_effect"  # committed by the receiver
     BEFORE_REPORT = "before_report"  # the handler has ended, the coordinator does not know
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
 
+from tenure.contract.faultpoints import NO_FAULTS, FaultPoints
 from tenure.contract.ids import AttemptId, FencingToken, TaskId
 from tenure.contract.scope import UNLIMITED, Scope
 from tenure.executor.errors import AuthorityOver
@@ -53,9 +54,11 @@ class Context(Generic[ResourcesT]):
         traceparent: str | None = None,
         last_checkpoint: Any = None,
         recorder: Recorder | None = None,
+        faults: FaultPoints = NO_FAULTS,
     ) -> None:
         """``input`` is the task's, which the patterns of ``scope`` and of ``narrowed``, the
-        submission's, may name fields of."""
+        submission's, may name fields of. ``faults``: reached by effects, for crash tests only."""
+        self.faults = faults
         self._recorder = recorder
         self.last_checkpoint = last_checkpoint
         self._lease = lease

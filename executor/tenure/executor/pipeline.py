@@ -215,6 +215,7 @@ class Pipeline:
             input=reply.input if isinstance(reply.input, dict) else None,
             last_checkpoint=reply.checkpoint,
             recorder=self._recorder,
+            faults=self._faults,
         )
         execution.raw_input = reply.input
         execution.suspect = reply.suspect

@@ -6,7 +6,8 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 from uuid import UUID, uuid5
 
-from tenure.contract.ids import FencingToken, TaskId
+from tenure.contract.faultpoints import FaultPoint, FaultPoints
+from tenure.contract.ids import AttemptId, FencingToken, TaskId
 from tenure.executor.scope import GrantedScope
 
 MAX_NAME_CHARACTERS: Final = 200
@@ -27,6 +28,14 @@ class Authority(Protocol):
     @property
     def task_id(self) -> TaskId:
         """The task."""
+
+    @property
+    def attempt_id(self) -> AttemptId:
+        """The attempt."""
+
+    @property
+    def faults(self) -> FaultPoints:
+        """Where a crash test strikes."""
 
     @property
     def fencing_token(self) -> FencingToken:
@@ -76,7 +85,9 @@ class SideEffect:
         self.state = EffectState.DONE if error is None else EffectState.FAILED
 
     async def __aenter__(self) -> Self:
-        return self.__enter__()
+        self.__enter__()
+        await self._authority.faults.reach(FaultPoint.BEFORE_EFFECT, self._authority.attempt_id)
+        return self
 
     async def __aexit__(
         self,

@@ -11,6 +11,7 @@ from tenure.cli.testing.fleet import ServerFleet
 from tenure.cli.testing.servers import Servers
 from tenure.executor import StaleToken
 from tenure.executor.testing import Fleet, MakeFleet, MemoryFleet, Story
+from tenure.executor.testing.fleet import Where
 from tests.support.armed_app import WRITE, Row, executor
 from tests.support.downstream import downstream
 from tests.support.isolation import FreshDatabase
@@ -89,15 +90,16 @@ async def test_nothing_begins_on_servers_before_the_test_waits(servers: Servers)
     assert len(warehouse.parcels) == 3
 
 
+@pytest.mark.parametrize("at", ["handler", "effect"])
 async def test_a_real_database_refuses_the_zombie_of_a_fleet_in_memory(
-    tenure_fleet: MakeFleet, empty_database: FreshDatabase
+    tenure_fleet: MakeFleet, empty_database: FreshDatabase, at: Where
 ) -> None:
     async with (
         downstream(empty_database.admin_url) as ledger,
         tenure_fleet(executor(ledger.writer_url)) as fleet,
     ):
         task = await fleet.submit(WRITE, Row(value="once"))
-        zombie = await fleet.zombie(task)
+        zombie = await fleet.zombie(task, at=at)
         assert isinstance(zombie.raised, StaleToken)
         assert zombie.raised.seen_token == zombie.fencing_token + 1
         assert await ledger.effects(task.task_id) == ["once"]

@@ -120,6 +120,19 @@ async def test_a_zombie_is_refused_by_its_receiver(
     assert warehouse.parcels == [FIRST + 1]
 
 
+async def test_a_zombie_can_be_stopped_between_its_read_and_its_write(
+    tenure_fleet: MakeFleet,
+) -> None:
+    warehouse = Warehouse()
+    async with tenure_fleet(app, resources=warehouse) as fleet:
+        task = await fleet.submit(SHIP, Order(number=1))
+        zombie = await fleet.zombie(task, at="effect")
+        assert isinstance(zombie.raised, StaleToken)
+        await fleet.result(task)
+    assert warehouse.read_by == [FIRST, FIRST + 1], "it had read when it was stopped"
+    assert warehouse.parcels == [FIRST + 1]
+
+
 async def test_a_zombie_gets_through_where_nobody_checks(tenure_fleet: MakeFleet) -> None:
     warehouse = Warehouse()
     async with tenure_fleet(app, resources=warehouse) as fleet:

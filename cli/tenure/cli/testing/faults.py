@@ -16,7 +16,7 @@ from tenure.contract.faultpoints import FaultPoint
 from tenure.contract.ids import AttemptId, TaskId
 from tenure.contract.states import TERMINAL_ATTEMPT_STATES
 from tenure.contract.tasks import AttemptView, TaskView
-from tenure.executor.testing.fleet import Fleet, FleetTask
+from tenure.executor.testing.fleet import ZOMBIE_POINTS, Fleet, FleetTask, Where
 from tenure.executor.testing.gates import Gate, Gates
 from tenure.executor.testing.recording import Recording
 from tenure.executor.testing.story import Attempt, Receipt
@@ -89,12 +89,12 @@ class ServerFaults(Fleet):
         await self.until(came_again, "the assignment to come again", task)
         return 1 + sum(node.copies_recognised for node in self.nodes) - known
 
-    async def zombie(self, task: FleetTask[Any]) -> Attempt:
+    async def zombie(self, task: FleetTask[Any], *, at: Where = "handler") -> Attempt:
         """See ``Fleet``. The node's clock stands still, and it is cut off until its handler has
         ended: no answer tells it what has passed."""
         if len(self.nodes) < 2:
             raise ValueError("a zombie needs a second node that does its work: nodes=2")
-        gate, attempt = await self._caught(task, FaultPoint.BEFORE_HANDLER)
+        gate, attempt = await self._caught(task, ZOMBIE_POINTS[at])
         node = self.node_of(attempt)
         node.clock.stop()
         await self._let_expire(task, attempt)

@@ -88,7 +88,7 @@ class HttpGuard:
         answer is not there), OutcomeUnknown (the receiver was interrupted: a person has to look),
         CommitUnknown (no answer while there was authority: repeat it).
         """
-        with context.side_effect(operation, key=key) as effect:
+        async with context.side_effect(operation, key=key) as effect:
             exchange = _Exchange(context, operation, effect.id)
             letter = _Letter(self._client, method, url, effect.id, options)
             await letter.written.aread()

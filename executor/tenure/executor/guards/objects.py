@@ -138,7 +138,7 @@ class ObjectGuard:
         a name that is used twice, GuardUnavailable when the store cannot be reached: repeat the
         block. Errors of the body pass through, and nothing is committed.
         """
-        with context.side_effect(operation, key=key):
+        async with context.side_effect(operation, key=key):
             outputs = await asyncio.to_thread(self._begin, context, operation)
             yield outputs
             if not outputs.already_done:

@@ -77,7 +77,7 @@ class PaymentGuard(Generic[RequestT, ReceiptT]):
         operation was another request before; OutOfScope; AuthorityOver; StaleToken;
         GuardUnavailable.
         """
-        with context.side_effect(operation, key=key) as effect:
+        async with context.side_effect(operation, key=key) as effect:
             digest = digest_of(request)
             entry = await self._record.intend(context, operation, effect.id, digest)
             check_same(context, operation, entry, digest)

@@ -153,7 +153,7 @@ class AsyncGuard(Generic[ConnectionT_co]):
         unanswered: Exception | None = None
         async with self._acquire() as link:
             try:
-                await self._faults.reach(FaultPoint.BEFORE_EFFECT, context.attempt_id)
+                await self._points(context).reach(FaultPoint.BEFORE_EFFECT, context.attempt_id)
                 began_at = clock()
                 await link.begin()
                 already_done, limit_milliseconds, number = await link.row(
@@ -193,10 +193,14 @@ class AsyncGuard(Generic[ConnectionT_co]):
                 await self._abandon(link)
                 raise ended_early(operation)
             unanswered = await self._commit(link, context)
-            await self._faults.reach(FaultPoint.AFTER_EFFECT, context.attempt_id)
+            await self._points(context).reach(FaultPoint.AFTER_EFFECT, context.attempt_id)
         # Nothing was written where it had been done before, so nothing is unknown either.
         if unanswered is not None and not already_done:
             await self._settle(context, operation, unanswered)
+
+    def _points(self, context: Context[Any]) -> FaultPoints:
+        """Those that it was given, else the executor's own."""
+        return context.faults if self._faults is NO_FAULTS else self._faults
 
     async def _commit(
         self, link: AsyncLink[ConnectionT_co], context: Context[Any]

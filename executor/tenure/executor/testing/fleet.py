@@ -6,13 +6,15 @@ coordinator and a relay. A test does not say which.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Generic, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel
 
+from tenure.contract.faultpoints import FaultPoint
 from tenure.contract.states import TaskState
 from tenure.contract.tasktype import TaskType
 from tenure.executor.app import Executor
@@ -22,6 +24,11 @@ InputT = TypeVar("InputT", bound=BaseModel)
 OutputT = TypeVar("OutputT", bound=BaseModel)
 
 OPENED_BY_THE_LIFESPAN: Final = object()
+Where: TypeAlias = Literal["handler", "effect"]
+ZOMBIE_POINTS: Final[Mapping[Where, FaultPoint]] = {
+    "handler": FaultPoint.BEFORE_HANDLER,
+    "effect": FaultPoint.BEFORE_EFFECT,
+}
 
 
 class Stuck(AssertionError):
@@ -136,12 +143,14 @@ class Fleet(ABC):
         been moved; its successor publishes again. Gives back how often the assignment came."""
 
     @abstractmethod
-    async def zombie(self, task: FleetTask[Any]) -> Attempt:
-        """Stop a node whose handler is about to have control; let its lease run out and another
-        node do the work; then let the first go on, sure that its lease is live.
+    async def zombie(self, task: FleetTask[Any], *, at: Where = "handler") -> Attempt:
+        """Stop a node whose handler is about to have control (``at="effect"``: about to write); let
+        its lease run out and another node do the work; then let the first go on, sure that its
+        lease is live.
 
-        Its handler runs from beginning to end, and only its receivers stand in its way. Gives back
-        its attempt: ``raised`` is what the handler met, None where nobody refused it.
+        Its handler runs to its end, and only its receivers stand in its way. Gives back its
+        attempt: ``raised`` is what the handler met, None where nobody refused it. Effects are those
+        of coroutines: ``async with context.side_effect(...)``, and the guards that are awaited.
         """
 
     @abstractmethod

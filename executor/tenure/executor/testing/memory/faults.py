@@ -9,7 +9,7 @@ from tenure.contract.faultpoints import FaultPoint
 from tenure.contract.ids import TaskId
 from tenure.contract.states import TaskState
 from tenure.coordinator.core.rows import AttemptRow, TaskRow
-from tenure.executor.testing.fleet import Fleet, FleetTask
+from tenure.executor.testing.fleet import ZOMBIE_POINTS, Fleet, FleetTask, Where
 from tenure.executor.testing.gates import Gate, Gates
 from tenure.executor.testing.memory.authority import MemoryAuthority
 from tenure.executor.testing.memory.broker import MemoryBroker, MemoryRelay
@@ -94,11 +94,11 @@ class MemoryFaults(Fleet):
             for row in self.authority.events_of(TaskId(task.task_id))
         )
 
-    async def zombie(self, task: FleetTask[Any]) -> Attempt:
+    async def zombie(self, task: FleetTask[Any], *, at: Where = "handler") -> Attempt:
         """See ``Fleet``."""
         if sum(node.reachable for node in self.nodes) < 2:
             raise ValueError("a zombie needs a second node that does its work: nodes=2")
-        gate, attempt = await self._caught(task, FaultPoint.BEFORE_HANDLER)
+        gate, attempt = await self._caught(task, ZOMBIE_POINTS[at])
         node = self.node_of(attempt)
         node.stop()
         await self._advance_past(attempt)
