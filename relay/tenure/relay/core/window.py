@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
 
+from tenure.relay.core import reading
 from tenure.relay.core.outcome import Outcome, Verdict, judge
 from tenure.relay.core.parking import (
     BEHIND,
@@ -127,28 +128,7 @@ class Window:
 
     def wanted(self) -> list[Want]:
         """What shards that are behind should read now. Empty when none is, or none has room."""
-        limits = self._limits
-        hungry = [
-            shard
-            for shard in self._shards.values()
-            if shard.behind
-            and shard.leave_by is None
-            and shard.body_bytes < limits.body_bytes_per_shard
-            # Not for a handful of rows: half empty at least.
-            and shard.row_count * 2 <= limits.rows_per_shard
-        ]
-        if not hungry:
-            return []
-        each = max(1, limits.rows_per_read // len(hungry))
-        return [
-            Want(
-                shard=shard.number,
-                after=shard.read_to,
-                rows=min(each, limits.rows_per_shard - shard.row_count),
-                body_bytes=limits.body_bytes_per_shard - shard.body_bytes,
-            )
-            for shard in hungry
-        ]
+        return reading.wanted(self._shards.values(), self._limits)
 
     def add(self, wanted: Sequence[Want], rows: Sequence[Row], end: int) -> None:
         """The answer to ``wanted``: the rows of each shard by position, and the last position that
@@ -171,17 +151,7 @@ class Window:
 
     def follow(self) -> Follow | None:
         """What all shards together should read that are not behind; None when there is none."""
-        following = [
-            shard for shard in self._shards.values() if not shard.behind and shard.leave_by is None
-        ]
-        if not following:
-            return None
-        return Follow(
-            shards=[shard.number for shard in following],
-            after=min(shard.read_to for shard in following),
-            rows=self._limits.rows_per_read,
-            body_bytes=self._limits.body_bytes_per_read,
-        )
+        return reading.follow(self._shards.values(), self._limits)
 
     def followed(self, asked: Follow, rows: Sequence[Row], end: int) -> bool:
         """The answer to ``asked``, and the last position that the log had then; whether there is
@@ -193,10 +163,7 @@ class Window:
             shard = self._shards.get(row.shard)
             if shard is None or shard.behind or row.position <= shard.read_to:
                 continue
-            if (
-                shard.row_count < limits.rows_per_shard
-                and shard.body_bytes < limits.body_bytes_per_shard
-            ):
+            if reading.has_room(shard, limits):
                 self._append(shard, row)
             else:
                 shard.behind = True
