@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from tenure.contract.states import AttemptState, TaskState
 from tenure.executor import Context, Executor, TaskType
-from tenure.executor.testing import Fleet, MakeFleet, NotDelivered, Stuck
+from tenure.executor.testing import Fleet, MakeFleet, NotDelivered, NotOpen, Stuck
 from tests.support.kit_app import (
     SHIP,
     SHIP_APART,
@@ -62,6 +62,12 @@ async def test_nothing_begins_before_the_test_waits(tenure_fleet: MakeFleet) -> 
         task = await fleet.submit(SHIP, Order(number=1))
         await asyncio.sleep(0)
         assert (await fleet.story(task)).attempts == ()
+
+
+async def test_a_fleet_that_is_not_open_says_so(tenure_fleet: MakeFleet) -> None:
+    fleet = tenure_fleet(app, resources=Warehouse())
+    with pytest.raises(NotOpen, match="async with"):
+        await fleet.submit(SHIP, Order(number=1))
 
 
 async def test_a_retry_waits_for_its_time_on_the_fleets_clock(tenure_fleet: MakeFleet) -> None:

@@ -25,7 +25,7 @@ from tenure.contract.states import NodeState, PauseScope, TaskState
 from tenure.contract.tasks import AttemptView, TaskView, TimelineEntry
 from tenure.contract.tasktype import TaskType
 from tenure.executor.app import Executor
-from tenure.executor.testing.fleet import OPENED_BY_THE_LIFESPAN, FleetTask, Stuck
+from tenure.executor.testing.fleet import OPENED_BY_THE_LIFESPAN, FleetTask, NotOpen, Stuck
 from tenure.executor.testing.gates import Gates
 from tenure.executor.testing.recording import Recording, WatchedExecutor
 from tenure.executor.testing.story import Attempt, Happening, Receipt, Story
@@ -148,7 +148,8 @@ class ServerFleet(ServerFaults):
         idempotency_key: str | None = None,
     ) -> FleetTask[OutputT]:
         """See ``Fleet``. The tenant is paused until something is waited for."""
-        assert self._client is not None
+        if self._client is None:
+            raise NotOpen
         if not self._paused:
             await self._client.pause(PauseRequest(**_EVERYTHING, reason=_PAUSE))
             self._paused = True

@@ -9,7 +9,14 @@
 ``MemoryFleet(app)`` is the same object. See docs/testing.md.
 """
 
-from tenure.executor.testing.fleet import Fleet, FleetTask, MakeFleet, NotDelivered, Stuck
+from tenure.executor.testing.fleet import (
+    Fleet,
+    FleetTask,
+    MakeFleet,
+    NotDelivered,
+    NotOpen,
+    Stuck,
+)
 from tenure.executor.testing.memory.fleet import MemoryFleet
 from tenure.executor.testing.story import Attempt, Happening, Receipt, Story
 
@@ -21,6 +28,7 @@ __all__ = [
     "MakeFleet",
     "MemoryFleet",
     "NotDelivered",
+    "NotOpen",
     "Receipt",
     "Story",
     "Stuck",

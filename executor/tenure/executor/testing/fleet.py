@@ -35,6 +35,13 @@ class Stuck(AssertionError):
     """What a test waits for does not come; the message has the task's history."""
 
 
+class NotOpen(RuntimeError):
+    """A fleet is used outside of its block."""
+
+    def __init__(self) -> None:
+        super().__init__("the fleet is not open: `async with tenure_fleet(app) as fleet`")
+
+
 class NotDelivered(AssertionError):
     """A task ended, or is held, without an output; the message has its history."""
 
@@ -83,7 +90,8 @@ class Fleet(ABC):
     ) -> FleetTask[OutputT]:
         """Submit a task. Nothing of it begins before the test waits for something.
 
-        Raises TypeError for an input of another type, AssertionError for one that is refused.
+        Raises TypeError for an input of another type, AssertionError for one that is refused,
+        NotOpen.
         """
 
     @abstractmethod

@@ -22,7 +22,7 @@ from tenure.coordinator.identities import Identity, Role
 from tenure.coordinator.submission import submission
 from tenure.executor.app import Executor
 from tenure.executor.executable import executable_of_app
-from tenure.executor.testing.fleet import OPENED_BY_THE_LIFESPAN, FleetTask, Stuck
+from tenure.executor.testing.fleet import OPENED_BY_THE_LIFESPAN, FleetTask, NotOpen, Stuck
 from tenure.executor.testing.gates import Gates
 from tenure.executor.testing.memory.authority import LogRow, MemoryAuthority, Said
 from tenure.executor.testing.memory.broker import MemoryBroker, MemoryRelay
@@ -76,6 +76,7 @@ class MemoryFleet(MemoryFaults):
         if nodes < 1 or not app.handlers:
             raise ValueError("a fleet has one node at least, and its executor one handler")
         self._patience = patience_seconds or DEFAULT_PATIENCE_SECONDS
+        self._open = False
         self._moved = asyncio.Event()
         self._tasks: dict[TaskId, FleetTask[Any]] = {}
         lease = round((lease_seconds or DEFAULT_LEASE_SECONDS) * _MICROSECONDS)
@@ -113,9 +114,11 @@ class MemoryFleet(MemoryFaults):
         """Start the nodes. Raises what the executor's lifespan raises."""
         for node in self.nodes:
             await node.start()
+        self._open = True
 
     async def close(self) -> None:
         """End everything that runs."""
+        self._open = False
         for node in self.nodes:
             await node.close()
 
@@ -136,6 +139,8 @@ class MemoryFleet(MemoryFaults):
         idempotency_key: str | None = None,
     ) -> FleetTask[OutputT]:
         """See ``Fleet``."""
+        if not self._open:
+            raise NotOpen
         name, value = named(task_type, input)
         command = submission(
             TaskSubmission(
