@@ -188,13 +188,19 @@ async def fresh_space(server: BrokerServer) -> AsyncIterator[BrokerSpace]:
     parts = urlsplit(server.management)
     user, password = parts.username or "", parts.password or ""
     address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-    async with httpx2.AsyncClient(base_url=address, auth=(user, password), timeout=30) as client:
+
+    def management() -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(base_url=address, auth=(user, password), timeout=30)
+
+    async with management() as client:
         (await client.put(f"/api/vhosts/{prefix}", json={})).raise_for_status()
-        try:
+    try:
+        async with management() as client:
             # The broker gives a vhost's rights to the user who makes it only in some releases.
             rights = {"configure": ".*", "write": ".*", "read": ".*"}
             answer = await client.put(f"/api/permissions/{prefix}/{user}", json=rights)
             answer.raise_for_status()
-            yield BrokerSpace(url=with_path(server.url, prefix), name_prefix=prefix)
-        finally:
+        yield BrokerSpace(url=with_path(server.url, prefix), name_prefix=prefix)
+    finally:
+        async with management() as client:  # another: one that is idle is closed after a minute
             (await client.delete(f"/api/vhosts/{prefix}")).raise_for_status()
