@@ -425,7 +425,9 @@ class Coordinator:
         self.metrics.set_policy_version(self._authority.policy.version)
         self.metrics.set_sent_again(self._reconciler.sent_again)
         self.metrics.set_waiters(len(self._waiters))
-        self.metrics.set_broker_connected(self._broker_condition.error is None)
+        self.metrics.set_broker(
+            connected=self._broker_condition.error is None, silent_queues=self._broker.silent_queues
+        )
         return Response(self.metrics.text(), media_type=CONTENT_TYPE)
 
 

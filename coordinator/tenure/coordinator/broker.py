@@ -15,20 +15,8 @@ from uuid import uuid4
 
 import aio_pika
 import structlog
-from aio_pika.abc import (
-    AbstractChannel,
-    AbstractConnection,
-    AbstractQueue,
-)
-from aiormq.exceptions import (
-    AMQPError,
-    AuthenticationError,
-    ChannelAccessRefused,
-    ChannelClosed,
-    ConnectionNotAllowed,
-    ProbableAuthenticationError,
-    PublishError,
-)
+from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractQueue
+from aiormq.exceptions import AMQPError, ChannelAccessRefused, ChannelClosed, PublishError
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from tenure.contract.broker_report import TopologyFinding
@@ -41,21 +29,16 @@ from tenure.contract.topology import (
     node_queue_arguments,
     subscription_queue_arguments,
 )
+from tenure.coordinator.broker_refusals import refusal
 from tenure.coordinator.core.decisions import Happened
 from tenure.coordinator.dead_letters import PREFETCH, DeadLetterBox
-from tenure.coordinator.errors import (
-    BrokerError,
-    BrokerRefused,
-    BrokerUnreachable,
-    BrokerUntrusted,
-    Unavailable,
-)
+from tenure.coordinator.errors import Unavailable
 from tenure.coordinator.health import Condition
+from tenure.coordinator.queue_watch import LOOK_SECONDS, Lonely, SilenceWatch
 from tenure.coordinator.store.dead_letters import CameBack
 from tenure.coordinator.store.subscriptions import SubscriptionQueue
-from tenure.coordinator.topology import examine, replace, wanted_queues
+from tenure.coordinator.topology import examine, examine_queues, line, replace, wanted_queues
 from tenure.settings.addresses import Address, asked
-from tenure.settings.tls import tls_fault
 
 log = structlog.get_logger()
 
@@ -90,6 +73,7 @@ class Broker:
         compare_seconds: float = COMPARE_SECONDS,
         heard: Callable[[], Awaitable[frozenset[str]]],
         lonely_seconds: float = LONELY_SECONDS,
+        look_seconds: float = LOOK_SECONDS,
     ) -> None:
         """``queues``: names of node queues, True for one that must exist, False for one that may
         go; ``subscriptions``: theirs, and how they are bound. ``dead_letters`` gets
@@ -102,16 +86,24 @@ class Broker:
         self._dead_letters = dead_letters
         self._compare_seconds = compare_seconds
         self._heard = heard
-        self._lonely_seconds = lonely_seconds
-        self._lonely_since: dict[str, float] = {}
+        self._lonely = Lonely(lonely_seconds)
+        self._silence = SilenceWatch(
+            self._look_for_silence, passing=(Unavailable, *_Lost), look_seconds=look_seconds
+        )
         self._connection: AbstractConnection | None = None
         self._channel: AbstractChannel | None = None
+        self._letters: AbstractChannel | None = None
         self._one_at_a_time = asyncio.Lock()
         self._declared: set[str] = set()
         self._deleted: set[str] = set()
         self._kept: set[SubscriptionQueue] = set()
         self._due = asyncio.Event()
         self._lost = asyncio.Event()
+
+    @property
+    def silent_queues(self) -> int:
+        """Queues of subscriptions, and the dead-letter queue, that do not answer."""
+        return len(self._silence.silent)
 
     async def run(self) -> None:
         """Connect, keep the topology, connect again; until cancelled."""
@@ -183,33 +175,43 @@ class Broker:
 
     async def examine(self) -> tuple[TopologyFinding, ...]:
         """Everything that must be on the broker, compared with what is. Raises Unavailable."""
-        return (await self._examined())[1]
+        return await self._over_line(())
 
     async def mend(self, replaced: Sequence[str]) -> tuple[TopologyFinding, ...]:
         """Declare what is missing, replace what is named, state every binding; then as ``examine``.
 
         Raises Unavailable.
         """
-        connection, findings = await self._examined()
-        try:
-            await replace(connection, findings, replaced)
-            self._declared.clear()
-            self._kept.clear()
-            await self._declare_shared(connection)
-            await self._compare()
-        except _Lost as error:
-            raise _unusable(error) from error
-        return (await self._examined())[1]
+        return await self._over_line(replaced, mended=True)
 
-    async def _examined(self) -> tuple[AbstractConnection, tuple[TopologyFinding, ...]]:
+    async def _over_line(
+        self, replaced: Sequence[str], *, mended: bool = False
+    ) -> tuple[TopologyFinding, ...]:
+        """Examine, and mend in between where that is wanted."""
         queues = wanted_queues(self._name_prefix, await self._queues(), await self._subscriptions())
         try:
             if self._connection is None:
                 raise ConnectionError("not connected")
-            connection = self._connection
-            return connection, await examine(connection, self._name_prefix, queues)
+            async with line(self._opened) as over:
+                findings = await examine(over, self._name_prefix, queues)
+                if not mended:
+                    return findings
+                await replace(over, findings, replaced)
+                self._declared.clear()
+                self._kept.clear()
+                await self._declare_shared(self._connection)
+                await self._compare()
+                return await examine(over, self._name_prefix, queues)
         except _Lost as error:
             raise _unusable(error) from error
+
+    async def _look_for_silence(self) -> tuple[TopologyFinding, ...]:
+        queues = wanted_queues(self._name_prefix, {}, await self._subscriptions())
+        async with line(self._opened) as over:
+            return await examine_queues(over, queues)
+
+    async def _opened(self) -> AbstractConnection:
+        return await aio_pika.connect(asked(self._url), timeout=OPERATION_SECONDS)
 
     def on_commit(self, events: Sequence[Happened]) -> None:
         """Nodes came or went: compare soon."""
@@ -223,14 +225,15 @@ class Broker:
         ):
             with attempt:
                 try:
-                    return await aio_pika.connect(asked(self._url), timeout=OPERATION_SECONDS)
+                    return await self._opened()
                 except _Lost as error:
                     self._condition.not_usable(refusal(error))
                     raise
         raise AssertionError("retried until it connects")
 
     async def _disconnect(self) -> None:
-        connection, self._connection, self._channel = self._connection, None, None
+        connection, self._connection = self._connection, None
+        self._channel = self._letters = None
         if connection is not None:
             # A blocked broker does not answer a close either.
             with suppress(*_Lost):
@@ -244,6 +247,14 @@ class Broker:
         self._kept.clear()
         connection.close_callbacks.add(self._on_close)
         await self._declare_shared(connection)
+        watch = asyncio.create_task(self._silence.run())
+        try:
+            await self._keep(connection)
+        finally:
+            watch.cancel()
+        raise ConnectionError("the connection was closed")
+
+    async def _keep(self, connection: AbstractConnection) -> None:
         comparisons = 0
         while not self._lost.is_set():
             self._due.clear()
@@ -257,7 +268,6 @@ class Broker:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._compare_seconds * random.uniform(0.8, 1.2)):
                     await self._due.wait()
-        raise ConnectionError("the connection was closed")
 
     def _on_close(self, *_: object) -> None:
         self._lost.set()
@@ -279,8 +289,22 @@ class Broker:
             timeout=OPERATION_SECONDS,
         )
         if queue.declaration_result.consumer_count == 0:
-            await channel.set_qos(PREFETCH, timeout=OPERATION_SECONDS)
-            await queue.consume(self._dead_letters.take, timeout=OPERATION_SECONDS)
+            await self._read_dead_letters(connection, queue.name)
+
+    async def _read_dead_letters(self, connection: AbstractConnection, queue: str) -> None:
+        """On a channel of its own: a queue without a leader never answers, and is no reason to keep
+        nothing else."""
+        previous, self._letters = self._letters, None
+        try:
+            async with asyncio.timeout(OPERATION_SECONDS):
+                if previous is not None:
+                    await previous.close()
+                self._letters = channel = await connection.channel(publisher_confirms=False)
+                await channel.set_qos(PREFETCH)
+                found = await channel.get_queue(queue, ensure=False)
+                await found.consume(self._dead_letters.take)
+        except TimeoutError:
+            log.warning("the dead-letter queue does not answer, trying again", queue=queue)
 
     async def _compare(self) -> None:
         """Declare what must exist and delete what may go."""
@@ -297,30 +321,22 @@ class Broker:
         await self._tend(queues)
 
     async def _tend(self, queues: Mapping[str, bool]) -> None:
-        """Make queues anew that their nodes cannot consume.
-
-        A quorum queue whose broker was killed within a moment of its declaration may come back
-        without a leader: it can be declared and deleted, and nothing else. Its node is heard and
-        never becomes its consumer. What was in it is sent again by the reconciler.
-        """
-        now = asyncio.get_running_loop().time()
-        self._lonely_since = {
-            queue: since for queue, since in self._lonely_since.items() if queues.get(queue)
-        }
-        due = [
-            queue
-            for queue, since in self._lonely_since.items()
-            if now - since >= self._lonely_seconds
-        ]
+        """Make queues anew that their nodes cannot consume, though they are heard. What was in one
+        is sent again by the reconciler."""
+        due = self._lonely.due(queues)
         if not due:
             return
         heard = await self._heard()
         for queue in due:
-            del self._lonely_since[queue]
             if queue in heard:
-                log.warning("queue is made anew: its node cannot consume it", queue=queue)
-                await self._delete(queue)
-                await self._declare(queue)
+                await self._declare(queue)  # its consumer may have come since it was looked at
+                if queue in self._lonely:
+                    log.warning("queue is made anew: its node cannot consume it", queue=queue)
+                    await self._delete(queue)
+                    self._lonely.forget(queue)
+                    await self._declare(queue)
+            else:
+                self._lonely.forget(queue)
 
     async def _compare_subscriptions(self) -> None:
         """The same for subscriptions, each of which is looked at once in a while."""
@@ -353,11 +369,10 @@ class Broker:
             found = await self._declared_with(
                 channel, queue, node_queue_arguments(self._name_prefix)
             )
-            if found is None or found.declaration_result.consumer_count:
-                self._lonely_since.pop(queue, None)
+            if found is None:
+                self._lonely.forget(queue)
             else:
-                now = asyncio.get_running_loop().time()
-                self._lonely_since.setdefault(queue, now)
+                self._lonely.seen(queue, found.declaration_result.consumer_count or 0)
             self._declared.add(queue)
             self._deleted.discard(queue)
 
@@ -392,33 +407,6 @@ class Broker:
             async with asyncio.timeout(OPERATION_SECONDS):
                 self._channel = await connection.channel(publisher_confirms=False)
         return self._channel
-
-
-def refusal(error: BaseException) -> BrokerError:
-    """What is wrong with the broker, as an error of ours."""
-    reason = str(error) or type(error).__name__
-    if isinstance(error, AuthenticationError | ProbableAuthenticationError):
-        return BrokerRefused(
-            f"The broker refuses the login: {reason}.",
-            next_step="Check user and password of TENURE_BROKER_URL.",
-        )
-    if isinstance(error, ConnectionNotAllowed):
-        return BrokerRefused(
-            f"The broker refuses the connection: {reason}.",
-            next_step="Check the virtual host of TENURE_BROKER_URL and the user's rights on it.",
-        )
-    if isinstance(error, ChannelClosed):
-        return BrokerRefused(
-            f"The broker refuses an operation: {reason}.",
-            next_step="Give the user the rights to configure, write and read its names; remove what"
-            " exists under these names with other properties.",
-        )
-    if fault := tls_fault(error, "broker"):
-        return BrokerUntrusted(fault.message, next_step=fault.next_step)
-    return BrokerUnreachable(
-        f"No connection to the broker: {reason}.",
-        next_step="Check the address, and that the broker runs.",
-    )
 
 
 def _unusable(error: BaseException) -> Unavailable:

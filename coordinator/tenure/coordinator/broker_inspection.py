@@ -12,7 +12,7 @@ from aio_pika.abc import AbstractChannel, AbstractConnection
 from aiormq.exceptions import AMQPError, ChannelClosed, PublishError
 
 from tenure.contract.topology import dead_letter_queue, events_exchange
-from tenure.coordinator.broker import refusal
+from tenure.coordinator.broker_refusals import refusal
 
 _SECONDS: Final = 10.0
 _Action = Callable[[AbstractChannel], Awaitable[object]]

@@ -119,6 +119,11 @@ class Metrics:
             "tenure_policy_version", "The lease policy that this replica decides by.", ()
         )
         self._broker = self._gauge("tenure_broker_connected", "1 while the broker can be used.", ())
+        self._silent_queues = self._gauge(
+            "tenure_broker_silent_queues",
+            "Queues of subscriptions, and the dead-letter queue, that do not answer.",
+            (),
+        )
         self._tasks = self._gauge(
             "tenure_tasks", "Tasks by what they wait for (waiting ones up to 100,000).", ("phase",)
         )
@@ -300,9 +305,10 @@ class Metrics:
         """The policy in force."""
         self._policy_version.set(version)
 
-    def set_broker_connected(self, connected: bool) -> None:
-        """Whether the broker can be used."""
+    def set_broker(self, *, connected: bool, silent_queues: int) -> None:
+        """Whether the broker can be used, and how many queues do not answer."""
         self._broker.set(connected)
+        self._silent_queues.set(silent_queues)
 
     def set_figures(self, figures: Figures) -> None:
         """Gauges of the state."""

@@ -7,8 +7,8 @@ changes nothing.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import aio_pika
@@ -26,13 +26,66 @@ from tenure.contract.topology import (
 from tenure.coordinator.store.subscriptions import SubscriptionQueue
 
 _SECONDS: Final = 5.0
+_CLOSE_SECONDS: Final = 1.0
 _NEXT_STEP: Final = {
     Fitness.OK: "",
     Fitness.MISSING: "Run `tenure topology apply`; the coordinator does it by itself too.",
     Fitness.DIFFERENT: "Move what is in it elsewhere, then `tenure topology apply --replace NAME`.",
     Fitness.SILENT: "It has no leader: bring the broker's nodes back, or give up what is in it with"
-    " `tenure topology apply --replace NAME`.",
+    " `tenure topology apply --replace NAME`, and send a subscription's events once more with"
+    " `tenure outbox replay --to NAME`.",
 }
+_Action = Callable[[AbstractChannel], Awaitable[None]]
+
+
+class Line:
+    """A connection to look at the broker over, opened again after an operation that closed it: some
+    releases close the whole connection over a queue of which no member lives."""
+
+    def __init__(self, connect: Callable[[], Awaitable[AbstractConnection]]) -> None:
+        self._connect = connect
+        self._connection: AbstractConnection | None = None
+
+    async def apart(self, action: _Action, *, seconds: float = _SECONDS) -> None:
+        """On a channel of its own, which a refusal closes. Raises TimeoutError without an answer,
+        and what a lost connection raises."""
+        try:
+            async with asyncio.timeout(seconds):
+                channel = await self._channel()
+                try:
+                    await action(channel)
+                finally:
+                    with suppress(AMQPError, RuntimeError, TimeoutError):
+                        async with asyncio.timeout(_CLOSE_SECONDS):
+                            await channel.close()
+        except asyncio.CancelledError as error:
+            # The library also cancels what waits on a connection that it gives up.
+            task = asyncio.current_task()
+            if task is None or task.cancelling() > 0:
+                raise
+            raise ConnectionError("the broker closed the connection") from error
+
+    async def close(self) -> None:
+        """Leave the broker, which need not answer."""
+        if self._connection is not None:
+            with suppress(AMQPError, OSError, RuntimeError, TimeoutError):
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    await self._connection.close()
+
+    async def _channel(self) -> AbstractChannel:
+        if self._connection is None or self._connection.is_closed:
+            self._connection = await self._connect()
+        return await self._connection.channel(publisher_confirms=False)
+
+
+@asynccontextmanager
+async def line(connect: Callable[[], Awaitable[AbstractConnection]]) -> AsyncIterator[Line]:
+    """A line for the length of a block."""
+    made = Line(connect)
+    try:
+        yield made
+    finally:
+        await made.close()
 
 
 def wanted_queues(
@@ -47,18 +100,23 @@ def wanted_queues(
 
 
 async def examine(
-    connection: AbstractConnection, prefix: str, queues: Mapping[str, Mapping[str, Any]]
+    over: Line, prefix: str, queues: Mapping[str, Mapping[str, Any]]
 ) -> tuple[TopologyFinding, ...]:
     """Look at the exchange and at these queues, and change nothing. Raises what a lost connection
     raises."""
-    found = [await _examine_exchange(connection, events_exchange(prefix))]
-    for name, arguments in queues.items():
-        found.append(await _examine_queue(connection, name, dict(arguments)))
-    return tuple(found)
+    exchange = await _examine_exchange(over, events_exchange(prefix))
+    return exchange, *await examine_queues(over, queues)
+
+
+async def examine_queues(
+    over: Line, queues: Mapping[str, Mapping[str, Any]]
+) -> tuple[TopologyFinding, ...]:
+    """The same of these queues alone."""
+    return tuple([await _examine_queue(over, name, dict(one)) for name, one in queues.items()])
 
 
 async def replace(
-    connection: AbstractConnection,
+    over: Line,
     findings: Sequence[TopologyFinding],
     names: Collection[str],
 ) -> None:
@@ -73,22 +131,20 @@ async def replace(
                     await channel.queue_delete(finding.name)
 
             # A queue without a leader takes some seconds to go.
-            await _apart(connection, delete, seconds=3 * _SECONDS)
+            await over.apart(delete, seconds=3 * _SECONDS)
 
 
-async def _examine_exchange(connection: AbstractConnection, name: str) -> TopologyFinding:
+async def _examine_exchange(over: Line, name: str) -> TopologyFinding:
     async def passive(channel: AbstractChannel) -> None:
         await channel.get_exchange(name, ensure=True)
 
     async def exact(channel: AbstractChannel) -> None:
         await channel.declare_exchange(name, aio_pika.ExchangeType.TOPIC, durable=True)
 
-    return await _judged(connection, BrokerObject.EXCHANGE, name, passive, exact)
+    return await _judged(over, BrokerObject.EXCHANGE, name, passive, exact)
 
 
-async def _examine_queue(
-    connection: AbstractConnection, name: str, arguments: dict[str, Any]
-) -> TopologyFinding:
+async def _examine_queue(over: Line, name: str, arguments: dict[str, Any]) -> TopologyFinding:
     counts: dict[str, int | None] = {}
 
     async def passive(channel: AbstractChannel) -> None:
@@ -103,22 +159,18 @@ async def _examine_queue(
             if message is not None:  # it came in between
                 await message.nack(requeue=True)
 
-    found = await _judged(connection, BrokerObject.QUEUE, name, passive, exact)
+    found = await _judged(over, BrokerObject.QUEUE, name, passive, exact)
     return found.model_copy(update=counts)
 
 
 async def _judged(
-    connection: AbstractConnection,
-    kind: BrokerObject,
-    name: str,
-    passive: Callable[[AbstractChannel], Awaitable[None]],
-    exact: Callable[[AbstractChannel], Awaitable[None]],
+    over: Line, kind: BrokerObject, name: str, passive: _Action, exact: _Action
 ) -> TopologyFinding:
     fitness, says = Fitness.OK, ""
     try:
-        await _apart(connection, passive)
+        await over.apart(passive)
         fitness = Fitness.DIFFERENT
-        await _apart(connection, exact, seconds=2 * _SECONDS)
+        await over.apart(exact, seconds=2 * _SECONDS)
         fitness = Fitness.OK
     except ChannelNotFoundEntity as error:
         fitness, says = Fitness.MISSING, str(error)
@@ -128,6 +180,9 @@ async def _judged(
             fitness = Fitness.DIFFERENT
     except TimeoutError:
         fitness, says = Fitness.SILENT, f"no answer within {_SECONDS:g} s"
+    except (AMQPError, OSError, RuntimeError) as error:
+        await over.apart(passive)  # raises where the broker is away
+        fitness, says = Fitness.SILENT, f"{str(error) or type(error).__name__}"
     return TopologyFinding(
         kind=kind,
         name=name,
@@ -135,19 +190,3 @@ async def _judged(
         says=says,
         next_step=_NEXT_STEP[fitness].replace("NAME", name),
     )
-
-
-async def _apart(
-    connection: AbstractConnection,
-    action: Callable[[AbstractChannel], Awaitable[None]],
-    *,
-    seconds: float = _SECONDS,
-) -> None:
-    """On a channel of its own, which a refusal closes."""
-    async with asyncio.timeout(seconds):
-        channel = await connection.channel(publisher_confirms=False)
-        try:
-            await action(channel)
-        finally:
-            with suppress(AMQPError, RuntimeError, TimeoutError):
-                await channel.close()

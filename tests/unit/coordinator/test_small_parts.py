@@ -13,7 +13,7 @@ from aiormq.exceptions import (
 )
 
 from tenure.contract.errors import TenureError
-from tenure.coordinator.broker import refusal
+from tenure.coordinator.broker_refusals import refusal
 from tenure.coordinator.errors import BrokerRefused, BrokerUnreachable
 from tenure.coordinator.health import Condition, Health
 from tenure.coordinator.http_server import listen
