@@ -86,6 +86,7 @@ class Parts:
             self.log.lag,
             database_well=self.relay.database_well,
             broker_usable=self.publisher.usable,
+            unconfirmed_seconds=self.publisher.unconfirmed_seconds,
         )
 
 

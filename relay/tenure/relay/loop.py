@@ -31,6 +31,8 @@ from tenure.relay.publisher import Publisher, Settled
 _BATCH_ROWS: Final = 256
 _REPEAT_CAP_SECONDS: Final = 5.0
 _FAILURES_LOGGED_EVERY_SECONDS: Final = 60.0
+_UNCONFIRMED_SECONDS: Final = 3.0
+"""For so long a broker that has publishes to confirm may confirm nothing and count as ready."""
 
 
 class Relay:
@@ -103,6 +105,11 @@ class Relay:
             faults.append(_said("there is no connection to the broker", self._publisher.error))
         elif not self._publisher.usable:
             faults.append("the broker blocks publishers")
+        elif (silent := self._publisher.unconfirmed_seconds) >= _UNCONFIRMED_SECONDS:
+            faults.append(
+                f"the broker has confirmed nothing for {silent:.0f} s"
+                f" while {self._window.in_flight} publishes wait"
+            )
         return ", ".join(faults)
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -71,6 +71,10 @@ class RelayMetrics:
         }
         self.replays = self._gauge("replays", "Replays this relay works on.")
         self._in_flight = self._gauge("in_flight", "Publishes without an answer.")
+        self._unconfirmed = self._gauge(
+            "unconfirmed_seconds",
+            "Since when the broker has confirmed nothing although publishes wait for that.",
+        )
         self._rows = self._gauge("window_rows", "Rows between the cursors and what was read.")
         self._bytes = self._gauge("window_bytes", "Bytes of the bodies held.")
         failing = Gauge(
@@ -105,9 +109,11 @@ class RelayMetrics:
         *,
         database_well: bool,
         broker_usable: bool,
+        unconfirmed_seconds: float,
     ) -> bytes:
         """The text of ``/metrics``. Without the database the lag stays as it was last known."""
         self._in_flight.set(window.in_flight)
+        self._unconfirmed.set(unconfirmed_seconds)
         self._rows.set(window.rows)
         self._bytes.set(window.body_bytes)
         self._parked_rows.set(window.parked)

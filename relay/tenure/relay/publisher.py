@@ -8,8 +8,10 @@ of the time of one task for each message. That needs names of aiormq that are no
 One session is one connection with one channel. Whatever ends either of them ends the session;
 everything pending is then unknown, and a new session starts with jittered back-off. A publish is
 given up at its deadline; when the broker said nothing at all since it was written, the whole
-session is given up, so that a frozen broker's socket does not fill up with repetitions. While the
-broker blocks publishers (``connection.blocked``) nothing is written and no deadline runs.
+session is given up, so that a frozen broker's socket does not fill up with repetitions. While
+nothing is pending the broker is asked whether it is there, since its heartbeats would be missed for
+minutes first. While it blocks publishers (``connection.blocked``) nothing is written and no
+deadline runs.
 """
 
 import asyncio
@@ -52,6 +54,7 @@ _REFUSALS: Final = (
 )
 _MISSING_SECONDS: Final = 1.0  # how long the absence of an exchange is believed
 _RECONNECT_CAP_SECONDS: Final = 5.0
+_ASK_SECONDS: Final = 5.0  # how often an idle session asks whether the broker is there
 _CLOSE_SECONDS: Final = 2.0
 
 
@@ -144,6 +147,7 @@ class Publisher(Generic[PublishT]):
         confirm_timeout_seconds: float = 10.0,
         connect_timeout_seconds: float = 10.0,
         max_body_bytes: int = 8 * 2**20,
+        ask_seconds: float = _ASK_SECONDS,
     ) -> None:
         self._url = url
         self._wake = wake
@@ -151,6 +155,7 @@ class Publisher(Generic[PublishT]):
         self._confirm_timeout = confirm_timeout_seconds
         self._connect_timeout = connect_timeout_seconds
         self._max_body_bytes = max_body_bytes
+        self._ask_seconds = ask_seconds
         self._session: _Session[PublishT] | None = None
         self._settled: list[Settled[PublishT]] = []
         self._notices = Notices("broker")
@@ -170,6 +175,16 @@ class Publisher(Generic[PublishT]):
     def usable(self) -> bool:
         """Whether something may be published now."""
         return self._session is not None and not self._session.blocked
+
+    @property
+    def unconfirmed_seconds(self) -> float:
+        """For how long the broker has confirmed nothing although publishes wait for that."""
+        session = self._session
+        if session is None or not session.pending or session.blocked:
+            return 0.0
+        oldest = next(iter(session.pending.values())).written
+        since = max(oldest, session.last_answer, session.last_blocked)
+        return max(0.0, time.monotonic() - since)
 
     async def run(self) -> None:
         """Keep a session open until cancelled."""
@@ -350,17 +365,34 @@ class Publisher(Generic[PublishT]):
 
     async def _ended(self, session: _Session[PublishT]) -> None:
         given_up = asyncio.ensure_future(session.given_up.wait())
+        asking = asyncio.create_task(self._ask(session))
         closings = {session.connection.closing, session.channel.closing}
         try:
             await asyncio.wait({given_up, *closings}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             given_up.cancel()
+            asking.cancel()
         for closing in closings:
             if not session.reason and closing.done() and not closing.cancelled():
                 error = closing.exception()
                 session.reason = str(error or "closed")
                 session.refused = isinstance(error, _REFUSALS)
         session.reason = session.reason or "closed"
+
+    async def _ask(self, session: _Session[PublishT]) -> None:
+        """Give the session up when the broker does not answer while nothing is published."""
+        while True:
+            await asyncio.sleep(self._ask_seconds)
+            if session.pending or session.blocked:
+                continue  # confirms tell, or it is not there for us anyway
+            try:
+                # Said once already; the broker only says yes again.
+                async with asyncio.timeout(self._confirm_timeout):
+                    await session.channel.confirm_delivery()
+            except TimeoutError:
+                session.give_up(f"no answer for {self._confirm_timeout:g} s")
+            except (aiormq.AMQPError, OSError, RuntimeError):
+                return  # it is closed, which is told elsewhere
 
     async def _close(self, session: _Session[PublishT]) -> None:
         for probe in session.probes.values():

@@ -15,6 +15,7 @@ from tenure.cli.local.rabbitmq import PrivateRabbitmq
 from tenure.coordinator.store import migrate
 from tenure.coordinator.store.roles import Roles
 from tenure.relay.core.outcome import Outcome
+from tenure.relay.publisher import Publisher
 from tests.support import services
 from tests.support.isolation import BrokerSpace, FreshDatabase, with_login
 from tests.support.log_rows import LogRow, Stream, append, rows_of
@@ -88,6 +89,16 @@ async def test_with_the_broker_frozen_each_pending_stream_has_one_publish_in_fli
 
             await until(all_read)
             assert window.in_flight == len(streams)
+
+            async def told() -> bool:
+                said = "the broker has confirmed nothing for"
+                return (
+                    said in parts.relay.not_ready and "50 publishes wait" in parts.relay.not_ready
+                )
+
+            await until(told)
+            page = (await parts.metrics_page()).decode()
+            assert "tenure_relay_unconfirmed_seconds 0.0" not in page
             assert all(position == 0 for position in (await cursors(database.relay_url)).values())
         async with broker_channel(url) as channel:
             consumer = await consume(channel, "q")
@@ -130,6 +141,28 @@ async def test_a_broker_that_stays_silent_is_given_up_and_everything_published_a
         ) >= len(streams)
     assert_first_arrivals_in_order(consumer, streams, 3)
     consumer.assert_same_bytes(rows)
+
+
+async def test_an_idle_relay_notices_a_broker_that_stands_still(
+    database: FreshDatabase, private_rabbitmq: PrivateRabbitmq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is published that could be missed, and no connection is closed."""
+    defaults = Publisher.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "ask_seconds", 0.2)
+    arguments = (database.relay_url, private_rabbitmq.url(), "t")
+    async with relaying(*arguments, relay_confirm_timeout_seconds=1.0) as parts:
+
+        async def connected() -> bool:
+            return not parts.relay.not_ready
+
+        async def noticed() -> bool:
+            return "there is no connection to the broker" in parts.relay.not_ready
+
+        await until(connected)
+        with frozen(private_rabbitmq.pid):
+            await until(noticed)
+        await until(connected)
 
 
 @pytest.mark.requirement("RELAY-01")
