@@ -15,6 +15,7 @@ from tenure.contract.reports import Deliver, Report
 from tenure.executor import CommandResult, Executor, Limits, Resources, TaskType
 from tenure.executor.errors import DeclarationError
 from tests.support.attempts import EXPIRES, assignment
+from tests.support.later import is_later
 from tests.support.pipeline_bench import Bench, only_fail
 from tests.support.waiting import eventually
 
@@ -179,11 +180,14 @@ async def test_an_exit_status_may_be_a_result(program: Path) -> None:
 
 @pytest.mark.requirement("LEASE-11")
 async def test_it_is_killed_with_everything_it_started_when_its_time_is_up(
-    program: Path, tmp_path: Path
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    b = bench(program, "forever", time_limit_seconds=1.0)
+    b = bench(program, "forever", time_limit_seconds=3600.0)
     b.reports.input = {"path": str(tmp_path / "pids")}
-    failed = only_fail(await b.run(assignment("ask")))
+    running = asyncio.create_task(b.run(assignment("ask")))
+    await eventually(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text() != "")
+    is_later(monkeypatch, 3600.0)
+    failed = only_fail(await running)
     assert failed.reason == Reason.TIME_LIMIT
     pids = (tmp_path / "pids").read_text().split()
     await eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
