@@ -35,7 +35,7 @@ async def executor_process(
             "TENURE_BROKER_URL": broker.url,
             "TENURE_STATE_DIR": str(folder / node),
             "TENURE_NODE": node,
-            "TENURE_SLOTS": "2",
+            "TENURE_SLOTS": "1",
             "TENURE_COMPARISON_SECONDS": "0.2",
             **variables,
         },
