@@ -5,10 +5,13 @@ Servers start when the first test asks for them, so unit tests stay quick.
 
 import os
 import secrets
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from tenure.cli.local.postgres import PrivatePostgres
@@ -27,9 +30,16 @@ from tests.support.s3 import S3Server, s3_server
 _DATABASES = frozenset({"database", "module_database", "pooled_database"})
 """Fixtures with logins of services."""
 
-# How long an example takes says how busy the machine is.
-hypothesis_settings.register_profile("untimed", deadline=None)
-hypothesis_settings.load_profile("untimed")
+# How long an example takes says how busy the machine is. The same examples each time, so that a
+# change is judged by what it changes; --hypothesis-profile=searching looks for new ones.
+_UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+hypothesis_settings.register_profile("repeatable", derandomize=True, **_UNTIMED)
+hypothesis_settings.register_profile("searching", **_UNTIMED)
+hypothesis_settings.load_profile("repeatable")
+
+# A shell's background job ignores SIGINT, and so would every program that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CHOSEN = pytest.StashKey[tuple[services.Backend, str]]()
 

@@ -193,9 +193,7 @@ async def live_one_by_one(
 
 
 @pytest.mark.timeout(600)  # a failing history is made smaller first
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[*HealthCheck])
 @given(history=st.lists(batches, min_size=1, max_size=4))
 async def test_colliding_batches_give_the_same_as_one_by_one(
     pool: asyncpg.Pool, reader: asyncpg.Connection, history: list[Batch]

@@ -234,7 +234,7 @@ async def test_a_refusal_can_be_caught_with_a_savepoint(
     assert len(await rows(owner)) == 1
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[*HealthCheck])
 @given(
     tenant=st.from_regex(r"\A[a-z0-9][a-z0-9-]{0,62}\Z"),
     key=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=255),
