@@ -25,7 +25,7 @@ async def chaos(folder: Path, app: str, *words: str) -> tuple[int | None, Any, s
         sys.executable, "-m", "tenure.cli", "chaos",
         "--app", f"tests.support.chaos_apps:{app}",
         "--check", "tests.support.chaos_apps:count",
-        "--seconds", "6", "--strike-every", "1", "--tasks", "20", "--executors", "2",
+        "--strike-every", "1", "--tasks", "20", "--executors", "2",
         "--settle-seconds", "200", "-o", "json", *words,
         cwd=REPOSITORY,
         env=kept | {LEDGER: str(ledger), "TMPDIR": str(folder)},
@@ -48,7 +48,7 @@ def kept_in(folder: Path) -> list[str]:
 
 @pytest.mark.requirement("STATE-05")
 async def test_an_executor_whose_effects_are_keyed_passes(tmp_path: Path) -> None:
-    code, report, err = await chaos(tmp_path, "right", "--seed", "7")
+    code, report, err = await chaos(tmp_path, "right", "--seed", "7", "--seconds", "6")
     assert code == Exit.DONE, err
     assert report["passed"]
     assert report["seed"] == 7
@@ -62,11 +62,12 @@ async def test_an_executor_that_counts_again_with_each_attempt_is_found_and_name
     tmp_path: Path,
 ) -> None:
     """Declared idempotent, and it is not."""
-    long = ("--data", '{"cents": 1, "seconds": 2.0}')
-    code, report, err = await chaos(tmp_path, "wrong", "--seed", "7", *long)
+    # A plan that is mostly kills of executors, and handlers that are in their middle for long.
+    many = ("--seed", "15", "--seconds", "10", "--data", '{"cents": 1, "seconds": 2.0}')
+    code, report, err = await chaos(tmp_path, "wrong", *many)
     assert code == Exit.REFUSED
     assert "error: chaos_failed:" in err
-    assert "--seed 7" in err
+    assert "--seed 15" in err
     assert report["interrupted"] > 0
     twice = [fault for fault in report["faults"] if "effects instead of one: task " in fault]
     assert twice

@@ -134,6 +134,7 @@ async def test_a_killed_program_is_started_again_until_it_is_let_go(scene: Scene
     await eventually(lambda: program.pid not in (None, first))
     await program.ready(within_seconds=30)
     assert said[0].startswith("one: was ended by SIGKILL; starting it again in")
+    assert supervisor.deaths == {"one": 1}
     await supervisor.let_go("one")
     await program.stop(asyncio.Event())
     assert not program.running

@@ -78,6 +78,8 @@ def chaos(
         raise UsageError("--tasks: at least 1.")
     with needs("all"):
         from tenure.cli.chaos.trial import Options, Trial, run_trial
+        from tenure.settings.sources import refuse_unknown_variables
+    refuse_unknown_variables()
     found = load_application(app)
     asked = _asked(found, input_, type_, data, tasks)
     trial = Trial(

@@ -19,18 +19,22 @@ async def open_tasks(url: str) -> int | None:
     return None if rows is None else int(rows[0]["tasks"])
 
 
-async def nodes_at_work(url: str) -> set[str]:
-    """Nodes whose handlers run; none while the database is away."""
-    rows = await _asked(url, "select distinct node_id from tenure.attempts where state = 'running'")
+async def nodes_at_work(url: str, seconds: float) -> set[str]:
+    """Nodes that have run a handler for so long; none while the database is away."""
+    question = (
+        "select distinct node_id from tenure.attempts where state = 'running'"
+        " and started_at <= clock_timestamp() - make_interval(secs => $1)"
+    )
+    rows = await _asked(url, question, seconds)
     return {row["node_id"] for row in rows or ()}
 
 
-async def _asked(url: str, question: str) -> "list[asyncpg.Record] | None":
+async def _asked(url: str, question: str, *arguments: object) -> "list[asyncpg.Record] | None":
     """On a connection of its own: the server may have died."""
     with suppress(*_AWAY):
         connection = await asyncpg.connect(url, ssl=False, timeout=CONNECT_SECONDS)
         try:
-            return await connection.fetch(question, timeout=CONNECT_SECONDS)
+            return await connection.fetch(question, *arguments, timeout=CONNECT_SECONDS)
         finally:
             await connection.close(timeout=CONNECT_SECONDS)
     return None

@@ -16,6 +16,10 @@ from tenure.cli.local.programs import Program
 from tenure.cli.local.stack import Stack
 
 LOOK_SECONDS: Final = 0.05
+MIDDLE_SECONDS: Final = 0.5
+"""So long has a handler run that is struck: what it does first it has probably done."""
+PATIENCE_SECONDS: Final = 2.0
+"""How long one is looked for that has."""
 
 
 class Server(Protocol):
@@ -139,9 +143,13 @@ class Storm:
             self._busy.discard(name)
 
     async def _at_work(self, first: int) -> Program | None:
-        """The executor that was drawn, or the next one that runs handlers now; None: it is over."""
+        """The executor that was drawn, or the next one, that is in the middle of a handler; None:
+        it is over. Handlers that never take so long are struck at any instant of theirs."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         while not self.calm.is_set():
-            working = await records.nodes_at_work(self._stack.connection().database_url)
+            seconds = MIDDLE_SECONDS if loop.time() - began < PATIENCE_SECONDS else 0.0
+            working = await records.nodes_at_work(self._stack.connection().database_url, seconds)
             for number in range(len(self._executors)):
                 name = self._executors[(first + number) % len(self._executors)]
                 program = self._stack.processes[name]
