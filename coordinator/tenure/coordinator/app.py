@@ -51,7 +51,7 @@ from tenure.coordinator.health import Condition, Health
 from tenure.coordinator.hints import hints_over
 from tenure.coordinator.http_server import HttpServer, listen
 from tenure.coordinator.intake import Intake
-from tenure.coordinator.logs import configure, log_ends
+from tenure.coordinator.logs import SILENCED, log_ends
 from tenure.coordinator.metrics import CONTENT_TYPE, Metrics, Scrape
 from tenure.coordinator.news import News
 from tenure.coordinator.reconciler import Reconciler
@@ -75,6 +75,7 @@ from tenure.coordinator.store.subscriptions import Subscriptions
 from tenure.coordinator.sweeper import Sweeper
 from tenure.coordinator.waiters import Waiters
 from tenure.settings.given_up import expect_given_up
+from tenure.settings.logs import configure
 
 log = structlog.get_logger()
 
@@ -436,7 +437,7 @@ async def run(settings: CoordinatorSettings, faults: FaultPoints = NO_FAULTS) ->
 
     Raises ListenRefused, and whatever a part fails with that must not fail.
     """
-    configure(settings.log_format, settings.log_level)
+    configure(settings.log_format, settings.log_level, silenced=SILENCED)
     expect_given_up(*ConnectionLost)
     gc.freeze()  # modules and their like: never garbage
     gc.set_threshold(OBJECTS_A_COLLECTION, *gc.get_threshold()[1:])

@@ -13,7 +13,6 @@ import structlog
 from tenure.contract.codec import decode_event
 from tenure.contract.errors import TenureError, UndecodableEvent
 from tenure.contract.subscriptions import SubscriptionView
-from tenure.executor import logs
 from tenure.executor.consumer import EventConsumer
 from tenure.executor.consumer_metrics import ConsumerMetrics
 from tenure.executor.consumer_settings import ConsumerSettings
@@ -33,10 +32,10 @@ from tenure.executor.errors import (
 from tenure.executor.event_inbox import Stream, stream_of
 from tenure.executor.http import Coordinator
 from tenure.executor.lanes import Lanes
+from tenure.executor.logs import configure_logs
 from tenure.executor.patience import Condition, jitter_seconds, retrying
 from tenure.executor.status import StatusPages, serve
 from tenure.executor.stopping import Stopping
-from tenure.settings.given_up import expect_given_up
 
 log = structlog.get_logger("tenure.consumer")
 
@@ -55,8 +54,7 @@ async def run(consumer: EventConsumer, settings: ConsumerSettings) -> None:
 
     Raises DeclarationError for a consumer without handlers, ListenRefused and LifespanFailed.
     """
-    logs.configure(settings.log_format, settings.log_level)
-    expect_given_up()
+    configure_logs(settings.log_format, settings.log_level)
     stopping = Stopping(settings.drain_seconds)
     with _signals(stopping.ask):
         await run_until(consumer, settings, stopping)

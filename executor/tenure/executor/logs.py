@@ -1,54 +1,16 @@
-"""Log lines on standard error: JSON for machines, colours for a terminal."""
+"""How executors and consumers log: their handlers' ``logging`` is let through at the same level."""
 
 import logging
-import sys
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-import structlog
+from tenure.settings.given_up import expect_given_up
+from tenure.settings.logs import configure
 
-_LOUD: Final = ("aio_pika", "aiormq", "httpx2")
-"""They report every failed attempt; ``notices`` says the same once a minute."""
-
-_TRACEBACKS: Final = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
-"""Locals hold tokens and payloads."""
+_SILENCED: Final = ("aio_pika", "aiormq", "httpx2")
+"""They report every failed attempt; ``Condition`` says the same once a minute."""
 
 
-def configure(log_format: Literal["auto", "console", "json"], level: str) -> None:
-    """Set up structlog, and send what libraries and handlers log by ``logging`` the same way."""
-    console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
-    shared: list[Any] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.StackInfoRenderer(),
-    ]
-    if not console:
-        shared.append(structlog.processors.ExceptionRenderer(_TRACEBACKS))
-    renderer: Any = (
-        structlog.dev.ConsoleRenderer(
-            # Also asked for where lines go to a file, which people read later.
-            colors=sys.stderr.isatty(),
-            exception_formatter=structlog.dev.plain_traceback,
-        )
-        if console
-        else structlog.processors.JSONRenderer()
-    )
-    number = logging.getLevelNamesMapping()[level.upper()]
-    structlog.configure(
-        processors=[*shared, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
-        )
-    )
-    root = logging.getLogger()
-    root.handlers = [handler]
-    root.setLevel(number)
-    for name in _LOUD:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+def configure_logs(log_format: Literal["auto", "console", "json"], level: str) -> None:
+    """Set up the process's log. See ``configure`` of ``tenure.settings.logs``."""
+    configure(log_format, level, silenced=_SILENCED, libraries_from=logging.DEBUG)
+    expect_given_up()

@@ -13,7 +13,6 @@ import structlog
 from tenure.contract.errors import TenureError
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoints
 from tenure.contract.ids import IncarnationId
-from tenure.executor import logs
 from tenure.executor.app import Executor
 from tenure.executor.clock import Clock, counts_suspend, system_clock
 from tenure.executor.config import ExecutorSettings
@@ -22,12 +21,12 @@ from tenure.executor.executable import executable_of_app, place_of
 from tenure.executor.http import Coordinator
 from tenure.executor.inbox import Inbox, inbox_path
 from tenure.executor.isolation.sandbox import Sandbox
+from tenure.executor.logs import configure_logs
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.executor.patience import Condition
 from tenure.executor.session import Ended, Session, Surroundings
 from tenure.executor.status import StatusPages, serve
 from tenure.executor.stopping import Stopping
-from tenure.settings.given_up import expect_given_up
 
 REJOIN_AFTER_SECONDS: Final = 60.0
 """A node that was heard more lately than this and is gone was replaced by another process."""
@@ -43,8 +42,7 @@ async def run(app: Executor, settings: ExecutorSettings, faults: FaultPoints = N
     and for settings about a type that it does not run, ListenRefused, NodeGone when another process
     took this node's name, and LifespanFailed.
     """
-    logs.configure(settings.log_format, settings.log_level)
-    expect_given_up()
+    configure_logs(settings.log_format, settings.log_level)
     gc.freeze()  # modules and their like: never garbage. What handlers leave is the collector's
     stopping = Stopping(settings.drain_seconds)
     with _signals(stopping.ask):

@@ -2,9 +2,7 @@
 
 import asyncio
 import gc
-import logging
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,11 +25,14 @@ from tenure.relay.replay import ReplayPace, Replays
 from tenure.relay.replay_log import ReplayLog
 from tenure.relay.status import StatusPages, serve
 from tenure.settings.given_up import expect_given_up
+from tenure.settings.logs import configure
 
 OBJECTS_A_COLLECTION: Final = 50_000
 """A window full of rows is no garbage, and would be looked through again and again."""
 REPLAYS_AGAIN_SECONDS: Final = 5.0
 """After a fault of our own in replaying."""
+_SILENCED: Final = ("aiormq",)
+"""It reports each failed attempt as an error; the publisher says it once a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,27 +168,8 @@ async def run(settings: RelaySettings, faults: FaultPoints = NO_FAULTS) -> None:
 
 
 def configure_logging(settings: RelaySettings) -> None:
-    """structlog to standard error: for people on a terminal, else JSON lines."""
-    console = settings.log_format == "console" or (
-        settings.log_format == "auto" and sys.stderr.isatty()
-    )
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-            if console
-            else structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(
-            getattr(logging, settings.log_level.upper())
-        ),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-    # It reports each failed attempt as an error; the publisher says it once a minute.
-    logging.getLogger("aiormq").setLevel(logging.CRITICAL)
+    """The process's log. See ``configure`` of ``tenure.settings.logs``."""
+    configure(settings.log_format, settings.log_level, silenced=_SILENCED)
     expect_given_up()
 
 
