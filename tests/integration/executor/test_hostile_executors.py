@@ -66,7 +66,7 @@ async def test_an_incarnation_speaks_for_its_own_node_only(api: Fleet) -> None:
     assert (await state_of(api, task_id))[:2] == ("open", "submitted")
 
 
-@pytest.mark.requirement("LATE-03")
+@pytest.mark.requirement("LATE-04")
 async def test_a_report_that_is_played_again_says_what_it_said_and_nothing_else(
     api: Fleet,
 ) -> None:

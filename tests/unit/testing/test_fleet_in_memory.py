@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from tenure.contract.states import AttemptState, TaskState
-from tenure.executor import Context, Executor, TaskType
+from tenure.executor import Context, Executor, Scope, TaskType
 from tenure.executor.testing import Fleet, MakeFleet, NotDelivered, NotOpen, Stuck
 from tests.support.kit_app import (
     SHIP,
@@ -227,3 +227,26 @@ async def test_the_lifespan_is_opened_by_every_node_and_closed() -> None:
     async with MemoryFleet(other, nodes=2) as fleet:
         await fleet.result(await fleet.submit(WAIT, Nothing()))
     assert opened == ["opened", "opened", "closed", "closed"]
+
+
+@pytest.mark.requirement("LEASE-11")
+async def test_a_handler_is_told_what_its_submission_permits_and_its_trace(
+    tenure_fleet: MakeFleet,
+) -> None:
+    trace = "00-5f0c9a1e7d3b48269c41d0e2f7a8b613-4e1d9c20b7a35f68-01"
+    told: list[str | None] = []
+    narrow = Executor("narrow", version="1")
+
+    @narrow.task(WAIT, effects="idempotent", scope=Scope(operations=("read", "write")))
+    async def wait(input: Nothing, context: Context[None]) -> Nothing:
+        told.append(context.traceparent)
+        async with context.side_effect("write"):
+            return input
+
+    async with tenure_fleet(narrow) as fleet:
+        free = await fleet.submit(WAIT, Nothing(), traceparent=trace)
+        bound = await fleet.submit(WAIT, Nothing(), scope=Scope(operations=("read",)))
+        assert await fleet.result(free) == Nothing()
+        with pytest.raises(NotDelivered, match="out_of_scope"):
+            await fleet.result(bound)
+    assert sorted(told, key=str) == [trace, None]

@@ -21,6 +21,7 @@ from tenure.client.errors import ClientError, Refused
 from tenure.contract.flow import PauseRequest, ResumeRequest
 from tenure.contract.ids import DEFAULT_TENANT, AttemptId, TaskId
 from tenure.contract.reports import NodeFacts
+from tenure.contract.scope import Scope
 from tenure.contract.states import NodeState, PauseScope, TaskState
 from tenure.contract.tasks import AttemptView, TaskView, TimelineEntry
 from tenure.contract.tasktype import TaskType
@@ -146,6 +147,8 @@ class ServerFleet(ServerFaults):
         not_before: datetime | None = None,
         deadline: datetime | None = None,
         idempotency_key: str | None = None,
+        scope: Scope | None = None,
+        traceparent: str | None = None,
     ) -> FleetTask[OutputT]:
         """See ``Fleet``. The tenant is paused until something is waited for."""
         if self._client is None:
@@ -161,6 +164,8 @@ class ServerFleet(ServerFaults):
                 not_before=not_before,
                 deadline=deadline,
                 idempotency_key=None if idempotency_key is None else self._prefix + idempotency_key,
+                scope=scope,
+                traceparent=traceparent,
             )
         except Refused as error:
             raise AssertionError(f"the submission is refused ({error.code}): {error}") from error

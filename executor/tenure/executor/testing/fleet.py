@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, Literal, Protocol, Self, TypeAlias, Type
 from pydantic import BaseModel
 
 from tenure.contract.faultpoints import FaultPoint
+from tenure.contract.scope import Scope
 from tenure.contract.states import TaskState
 from tenure.contract.tasktype import TaskType
 from tenure.executor.app import Executor
@@ -87,6 +88,8 @@ class Fleet(ABC):
         not_before: datetime | None = None,
         deadline: datetime | None = None,
         idempotency_key: str | None = None,
+        scope: Scope | None = None,
+        traceparent: str | None = None,
     ) -> FleetTask[OutputT]:
         """Submit a task. Nothing of it begins before the test waits for something.
 

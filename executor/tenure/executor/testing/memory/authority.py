@@ -110,7 +110,7 @@ class MemoryAuthority:
         self.said: dict[TaskId | AttemptId, Said] = {}
         self.outputs: dict[str, str] = {}
         """Of every receipt, JSON."""
-        self._inputs: dict[TaskId, str] = {}
+        self._submitted: dict[TaskId, TaskCreated] = {}
         self._scopes: dict[AttemptId, str] = {}
         self._checkpoints: dict[TaskId, str] = {}
         self._queued_as_of: dict[TaskId, int] = {}
@@ -272,7 +272,7 @@ class MemoryAuthority:
         for write in decision.writes:
             match write:
                 case TaskCreated():
-                    self._inputs[write.task_id] = write.input_text
+                    self._submitted[write.task_id] = write
                     self._queued_as_of[write.task_id] = at - write.head_start
                 case AttemptCreated():
                     scope = {"operations": write.operations, "objects": write.objects}
@@ -295,9 +295,12 @@ class MemoryAuthority:
         """Who accepts or takes is given the input, the scope and what was saved last."""
         if not isinstance(command, commands.Accept | commands.Take):
             return outcome
+        submitted = self._submitted.get(command.task_id)
         return replace(
             outcome,
-            input_text=self._inputs.get(command.task_id),
+            input_text=None if submitted is None else submitted.input_text,
+            narrowed_text=None if submitted is None else submitted.scope_text,
+            traceparent=None if submitted is None else submitted.traceparent,
             scope_text=self._scopes.get(command.attempt_id),
             checkpoint_text=self._checkpoints.get(command.task_id),
         )

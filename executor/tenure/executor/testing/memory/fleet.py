@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 from tenure.contract.ids import DEFAULT_TENANT, AttemptId, CommandId, TaskId
+from tenure.contract.scope import Scope
 from tenure.contract.states import TERMINAL_ATTEMPT_STATES, EntityType, TaskState
 from tenure.contract.tasks import DEFAULT_PAYLOAD_LIMIT_BYTES, TaskSubmission
 from tenure.contract.tasktype import TaskType, named
@@ -137,6 +138,8 @@ class MemoryFleet(MemoryFaults):
         not_before: datetime | None = None,
         deadline: datetime | None = None,
         idempotency_key: str | None = None,
+        scope: Scope | None = None,
+        traceparent: str | None = None,
     ) -> FleetTask[OutputT]:
         """See ``Fleet``."""
         if not self._open:
@@ -144,7 +147,13 @@ class MemoryFleet(MemoryFaults):
         name, value = named(task_type, input)
         command = submission(
             TaskSubmission(
-                type=name, input=value, priority=priority, not_before=not_before, deadline=deadline
+                type=name,
+                input=value,
+                priority=priority,
+                not_before=not_before,
+                deadline=deadline,
+                scope=scope,
+                traceparent=traceparent,
             ),
             task_id=TaskId(str(uuid4())),
             fallback_id=CommandId(str(uuid4())),
