@@ -49,7 +49,7 @@ def test_a_key_matches_as_a_topic_exchange_defines_it(pattern: list[str], key: l
         ("acme.task", "acme.task.failed", False),
     ],
 )
-def test_patterns_of_routing_keys(pattern: str, key: str, expected: bool) -> None:
+def test_a_star_is_one_word_and_a_hash_any_number(pattern: str, key: str, expected: bool) -> None:
     assert matches(pattern, key) is expected
 
 
@@ -97,7 +97,7 @@ def test_words_that_name_no_events_are_refused(events: tuple[str, ...], said: st
         SubscriptionRequest(name="x", events=events)
 
 
-def test_one_tenant_or_all() -> None:
+def test_one_tenant_and_all_tenants_exclude_each_other() -> None:
     with pytest.raises(ValidationError, match="not both"):
         Audience(name="x", tenant="acme", all_tenants=True)
 

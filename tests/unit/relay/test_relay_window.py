@@ -78,7 +78,9 @@ def test_the_cursor_stops_before_the_first_row_that_is_not_published() -> None:
         (Outcome.SUSPECTED, True, Verdict.AGAIN_ALONE),
     ],
 )
-def test_what_each_outcome_means(outcome: Outcome, required: bool, verdict: Verdict) -> None:
+def test_an_outcome_and_whether_a_route_is_required_decide_the_verdict(
+    outcome: Outcome, required: bool, verdict: Verdict
+) -> None:
     assert judge(outcome, required=required) is verdict
 
 
