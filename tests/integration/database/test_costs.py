@@ -17,7 +17,7 @@ from tenure.contract.ids import AttemptId, FencingToken, IncarnationId, NodeId, 
 from tenure.coordinator.core.commands import Deliver, Take
 from tests.support.authority import Bench, Held, replica
 from tests.support.isolation import FreshDatabase
-from tests.support.traffic import Traffic, counted
+from tests.support.wire_traffic import Traffic, counted
 
 BATCH = 100
 ROUNDS = 3
