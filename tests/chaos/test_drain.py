@@ -27,7 +27,7 @@ from tests.support.waiting import eventually
 
 RUNNING, LATER = 10, 5
 WORK_SECONDS, AFTER_SECONDS, LIMIT_SECONDS = 8.0, 2.0, 20.0
-LEASE = {"lease_seconds": 3.0, "clock_tolerance_seconds": 0.2}
+LEASE = {"lease_seconds": 8.0, "clock_tolerance_seconds": 0.2}
 
 
 def start(api: Fleet, broker: BrokerSpace, folder: Path) -> subprocess.Popen[bytes]:

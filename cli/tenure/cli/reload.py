@@ -23,6 +23,7 @@ from tenure.cli.exits import UsageError
 from tenure.cli.local import processes
 from tenure.cli.local.interrupts import Interrupts
 
+WATCH_MILLISECONDS: Final = 300
 _TOLD: Final = "reload"
 
 
@@ -92,19 +93,24 @@ class Reloading:
         self._syntax = Syntax()
         self._syntax.look_at([file])
         self._changed = asyncio.Event()
+        self._watches = asyncio.Event()
         self._child: asyncio.subprocess.Process | None = None
 
     async def run(self) -> None:
         """Until SIGTERM or Ctrl-C, which drain the child; a second one hurries it."""
         with Interrupts() as interrupts:
             watching = asyncio.create_task(self._watch())
+            beginning = asyncio.create_task(self._watches.wait())
             try:
+                # What changes from the first start on is seen.
+                await asyncio.wait({watching, beginning}, return_when=asyncio.FIRST_COMPLETED)
                 while not interrupts.first.is_set():
                     self._changed.clear()
                     await self._turn(interrupts)
                     await self._something(interrupts, watching)
             finally:
                 watching.cancel()
+                beginning.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
                 await self._end(interrupts)
 
@@ -152,9 +158,17 @@ class Reloading:
                 task.cancel()
 
     async def _watch(self) -> None:
-        async for changes in awatch(self._folder, watch_filter=PythonFilter()):
-            self._syntax.look_at(Path(path) for _, path in changes)
-            self._changed.set()
+        """Every change from the first time on that this yields, also where nothing has changed."""
+        async for changes in awatch(
+            self._folder,
+            watch_filter=PythonFilter(),
+            yield_on_timeout=True,
+            rust_timeout=WATCH_MILLISECONDS,
+        ):
+            self._watches.set()
+            if changes:
+                self._syntax.look_at(Path(path) for _, path in changes)
+                self._changed.set()
 
     @property
     def _runs(self) -> bool:
