@@ -87,8 +87,10 @@ trial-broker-cluster: install system-deps ## Three brokers: the queues' leader k
 .PHONY: test-rabbitmq4
 test-rabbitmq4: install test-deps ## Run what talks to the broker on RabbitMQ 4.0, where a Docker engine answers
 	@TENURE_TEST_SERVICES=docker $(BIN)/python -m pytest \
-		tests/integration/events tests/integration/relay/test_relay.py \
-		tests/integration/relay/test_relay_faults.py tests/integration/executor/test_assignments.py $(ARGS)
+		tests/integration/events tests/integration/parking tests/integration/relay tests/integration/replay \
+		tests/integration/executor/test_assignments.py tests/integration/executor/test_end_to_end.py \
+		tests/integration/executor/test_without_broker.py tests/chaos/test_many_relays.py \
+		tests/chaos/test_poison.py tests/chaos/test_relay_killed.py tests/chaos/test_unroutable.py $(ARGS)
 
 .PHONY: chaos
 chaos: install system-deps ## Kill, suspend and poison everything for ten minutes; ARGS="--seconds 60 --seed 7"

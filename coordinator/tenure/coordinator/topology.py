@@ -27,6 +27,9 @@ from tenure.coordinator.store.subscriptions import SubscriptionQueue
 
 _SECONDS: Final = 5.0
 _CLOSE_SECONDS: Final = 1.0
+_AT_ONCE: Final = 16
+"""Queues that are looked at side by side: each without a leader takes its time."""
+_Broken: Final = (AMQPError, OSError, RuntimeError, TimeoutError)
 _NEXT_STEP: Final = {
     Fitness.OK: "",
     Fitness.MISSING: "Run `tenure topology apply`; the coordinator does it by itself too.",
@@ -45,6 +48,7 @@ class Line:
     def __init__(self, connect: Callable[[], Awaitable[AbstractConnection]]) -> None:
         self._connect = connect
         self._connection: AbstractConnection | None = None
+        self._opening = asyncio.Lock()
 
     async def apart(self, action: _Action, *, seconds: float = _SECONDS) -> None:
         """On a channel of its own, which a refusal closes. Raises TimeoutError without an answer,
@@ -55,7 +59,7 @@ class Line:
                 try:
                     await action(channel)
                 finally:
-                    with suppress(AMQPError, RuntimeError, TimeoutError):
+                    with suppress(*_Broken):
                         async with asyncio.timeout(_CLOSE_SECONDS):
                             await channel.close()
         except asyncio.CancelledError as error:
@@ -68,13 +72,14 @@ class Line:
     async def close(self) -> None:
         """Leave the broker, which need not answer."""
         if self._connection is not None:
-            with suppress(AMQPError, OSError, RuntimeError, TimeoutError):
+            with suppress(*_Broken):
                 async with asyncio.timeout(_CLOSE_SECONDS):
                     await self._connection.close()
 
     async def _channel(self) -> AbstractChannel:
-        if self._connection is None or self._connection.is_closed:
-            self._connection = await self._connect()
+        async with self._opening:
+            if self._connection is None or self._connection.is_closed:
+                self._connection = await self._connect()
         return await self._connection.channel(publisher_confirms=False)
 
 
@@ -112,7 +117,23 @@ async def examine_queues(
     over: Line, queues: Mapping[str, Mapping[str, Any]]
 ) -> tuple[TopologyFinding, ...]:
     """The same of these queues alone."""
-    return tuple([await _examine_queue(over, name, dict(one)) for name, one in queues.items()])
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def beside_others(name: str, arguments: Mapping[str, Any]) -> TopologyFinding | None:
+        async with turns:
+            try:
+                return await _examine_queue(over, name, dict(arguments))
+            except _Broken:
+                return None
+
+    async with asyncio.TaskGroup() as group:
+        tasks = {one: group.create_task(beside_others(one, queues[one])) for one in queues}
+    found = []
+    for name, task in tasks.items():
+        # One that closes the connection takes answers of others along: they are asked for alone.
+        finding = task.result() or await _examine_queue(over, name, dict(queues[name]), alone=True)
+        found.append(finding)
+    return tuple(found)
 
 
 async def replace(
@@ -144,7 +165,9 @@ async def _examine_exchange(over: Line, name: str) -> TopologyFinding:
     return await _judged(over, BrokerObject.EXCHANGE, name, passive, exact)
 
 
-async def _examine_queue(over: Line, name: str, arguments: dict[str, Any]) -> TopologyFinding:
+async def _examine_queue(
+    over: Line, name: str, arguments: dict[str, Any], *, alone: bool = False
+) -> TopologyFinding:
     counts: dict[str, int | None] = {}
 
     async def passive(channel: AbstractChannel) -> None:
@@ -159,13 +182,15 @@ async def _examine_queue(over: Line, name: str, arguments: dict[str, Any]) -> To
             if message is not None:  # it came in between
                 await message.nack(requeue=True)
 
-    found = await _judged(over, BrokerObject.QUEUE, name, passive, exact)
+    found = await _judged(over, BrokerObject.QUEUE, name, passive, exact, alone=alone)
     return found.model_copy(update=counts)
 
 
 async def _judged(
-    over: Line, kind: BrokerObject, name: str, passive: _Action, exact: _Action
-) -> TopologyFinding:
+    over: Line, kind: BrokerObject, name: str, passive: _Action, exact: _Action,
+    *, alone: bool = True,
+) -> TopologyFinding:  # fmt: skip
+    """Raises what a lost connection raises; ``alone``: only where it is not lost over this."""
     fitness, says = Fitness.OK, ""
     try:
         await over.apart(passive)
@@ -179,8 +204,11 @@ async def _judged(
         if fitness is Fitness.OK:  # not even a passive declaration is permitted
             fitness = Fitness.DIFFERENT
     except TimeoutError:
+        await over.apart(_nothing)  # raises where the broker does not answer at all
         fitness, says = Fitness.SILENT, f"no answer within {_SECONDS:g} s"
     except (AMQPError, OSError, RuntimeError) as error:
+        if not alone:
+            raise
         await over.apart(passive)  # raises where the broker is away
         fitness, says = Fitness.SILENT, f"{str(error) or type(error).__name__}"
     return TopologyFinding(
@@ -190,3 +218,7 @@ async def _judged(
         says=says,
         next_step=_NEXT_STEP[fitness].replace("NAME", name),
     )
+
+
+async def _nothing(_: AbstractChannel) -> None:
+    """A channel is opened for it, which is all that is asked."""

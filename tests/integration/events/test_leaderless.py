@@ -104,7 +104,11 @@ async def test_a_nodes_queue_without_a_leader_is_made_anew_and_a_subscriptions_i
             await api.operator.post("/v1/topology/apply", {})
             assert (await fitness(api))[billing] == "silent"
             await api.operator.post("/v1/topology/apply", {"replace": [billing]})
-            assert (await fitness(api))[billing] == "ok"
+
+            async def replaced() -> bool:
+                return (await fitness(api))[billing] == "ok"
+
+            await until(replaced)
             consumer = await consume(channel, billing)
             words = ("--to", billing, "--since", "1h", "--reason", "no leader", "--yes")
             await tenure(api, "outbox", "replay", *words)
