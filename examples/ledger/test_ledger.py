@@ -27,7 +27,10 @@ def administrator_url() -> str:
     given = os.environ.get("LEDGER_TEST_DATABASE_URL")
     if given is not None:
         return given
-    stack = json.loads(Path(".tenure/connection.json").read_text(encoding="utf-8"))
+    running = Path(".tenure/connection.json")
+    if not running.exists():
+        pytest.fail("no database: run `tenure up` in this folder, or set LEDGER_TEST_DATABASE_URL")
+    stack = json.loads(running.read_text(encoding="utf-8"))
     return str(stack["database_url"])
 
 

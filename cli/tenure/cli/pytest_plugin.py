@@ -7,7 +7,8 @@ a test asks for the fixture.
 import asyncio
 import inspect
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -59,7 +60,7 @@ def _servers(config: pytest.Config) -> "Servers":
 
 
 @pytest.fixture
-def tenure_fleet(request: pytest.FixtureRequest) -> "MakeFleet":
+def tenure_fleet(request: pytest.FixtureRequest) -> Iterator["MakeFleet"]:
     """Makes fleets: ``async with tenure_fleet(app) as fleet``."""
     from tenure.executor.testing import MemoryFleet
     from tenure.executor.testing.fleet import OPENED_BY_THE_LIFESPAN
@@ -93,7 +94,27 @@ def tenure_fleet(request: pytest.FixtureRequest) -> "MakeFleet":
         made.append(fleet)
         return fleet
 
-    return make
+    with _plain_logs():
+        yield make
+
+
+@contextmanager
+def _plain_logs() -> Iterator[None]:
+    """Logs as processes have them, without the values of each frame, which would bury the failure.
+    Where the project has configured them, they stay as they are."""
+    import structlog
+
+    if structlog.is_configured():
+        yield
+        return
+    renderer = structlog.dev.ConsoleRenderer(
+        colors=False, exception_formatter=structlog.dev.plain_traceback
+    )
+    structlog.configure(processors=[*structlog.get_config()["processors"][:-1], renderer])
+    try:
+        yield
+    finally:
+        structlog.reset_defaults()
 
 
 @pytest.hookimpl

@@ -172,8 +172,10 @@ async def _say_what_it_does(client: "AsyncClient", task_id: str) -> None:
         view = await client.task(task_id).view()
         reason = await _why_waiting(client, view)
         if view.phase in UNDER_WAY:
-            place = f" on {view.node_id}" if view.node_id else ""
-            print(f"it is {view.phase.value}{place or (reason and f': {reason}')}", file=sys.stderr)
+            # A task that waits keeps the node of its last attempt: it is on none.
+            placed = view.node_id and view.phase is not Phase.WAITING
+            rest = f" on {view.node_id}" if placed else reason and f": {reason}"
+            print(f"it is {view.phase.value}{rest}", file=sys.stderr)
 
 
 @app.command

@@ -131,7 +131,8 @@ def _counted(codes: Mapping[str, int]) -> str:
 def print_explanation(explained: Explanation) -> None:
     """What each filter says of the nodes."""
     away = _counted(explained.unavailable)
-    print(f"{explained.nodes} nodes" + (f", of which are away{away}" if away else ""))
+    nodes = "1 node" if explained.nodes == 1 else f"{explained.nodes} nodes"
+    print(nodes + (f", of which are away{away}" if away else ""))
     for pause in explained.pauses:
         print(f"paused: {_pause(pause)}")
     for limit in explained.limits:

@@ -29,6 +29,7 @@ from tenacity import (
 
 from tenure.client.calls import LATER_CODES, Call, Plan, Reply, problem
 from tenure.client.errors import ClientError, Refused, Unreachable, UnreadableReply
+from tenure.client.settings import DEFAULT_URL
 from tenure.contract.codes import Code
 from tenure.contract.tasks import Problem
 
@@ -141,7 +142,7 @@ class _Coordinator:
             raise _Later(
                 Unreachable(
                     f"no answer from {self.url}: {_words(error)}.",
-                    next_step="Is the coordinator running there, and is TENURE_URL right?",
+                    next_step=where_to_look(self.url),
                 )
             ) from error
         except httpx2.HTTPError as error:
@@ -324,6 +325,17 @@ def _read_problem(response: httpx2.Response) -> Problem:
             " without saying why.",
             "Is TENURE_URL the address of a Tenure coordinator?",
         )
+
+
+def where_to_look(url: str) -> str:
+    """What to do when nobody answers. Whoever sets the token alone means the local stack, mostly,
+    and gets the default address."""
+    if url == DEFAULT_URL:
+        return (
+            "Is the coordinator running there? It is the address where TENURE_URL is not set;"
+            " a local stack is found in its folder where TENURE_TOKEN is not set either."
+        )
+    return "Is the coordinator running there, and is TENURE_URL right?"
 
 
 def _is_loopback(host: str) -> bool:

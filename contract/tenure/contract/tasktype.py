@@ -48,7 +48,7 @@ def named(task_type: TaskType[InputT, Any], value: InputT) -> tuple[str, Any]:
     once it has the task. Raises InvalidPayload for NaN and Infinity.
     """
     if not isinstance(task_type, TaskType):
-        raise TypeError(f"{task_type!r} is no TaskType; submit_json takes the name of one")
+        raise TypeError(f"{task_type!r} is no TaskType; submit_json of a client takes a name")
     if not isinstance(value, task_type.input):
         raise TypeError(
             f"the input of {task_type.name!r} has to be an instance of"

@@ -51,6 +51,46 @@ def test_coroutines_run_without_another_plugin_and_failures_tell_the_history(
     assert "attempt 2  on node-1  token 4294967298  delivered" in told
 
 
+RAISES = """
+from pydantic import BaseModel
+from tenure.executor import Executor, TaskType
+
+
+class Nothing(BaseModel):
+    pass
+
+
+app = Executor("app", version="1")
+Break = TaskType("break", input=Nothing, output=Nothing)
+
+
+@app.task(Break, effects="none", max_attempts=1)
+def fails(input, context):
+    password = "hunter2"
+    raise RuntimeError("it broke")
+
+
+async def test_fails(tenure_fleet):
+    async with tenure_fleet(app, resources=None) as fleet:
+        await fleet.result(await fleet.submit(Break, Nothing()))
+
+
+def test_logs_are_as_they_were():
+    import structlog
+
+    assert not structlog.is_configured()
+"""
+
+
+def test_the_log_of_a_handler_that_raises_shows_no_values(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(RAISES)
+    done = pytest_run(tmp_path)
+    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    logged = done.stdout.partition("Captured stdout call")[2]
+    assert 'raise RuntimeError("it broke")' in logged
+    assert "password = " not in logged, logged
+
+
 def test_without_the_plugin_other_tests_run(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(ELSEWHERE)
     done = pytest_run(tmp_path, "-p", "no:tenure")

@@ -10,7 +10,7 @@ import pytest
 
 from tenure.client.calls import Call
 from tenure.client.errors import Refused, Unreachable, UnreadableReply
-from tenure.client.http import AsyncHttp, Http
+from tenure.client.http import AsyncHttp, Http, where_to_look
 from tenure.client.settings import connection_from_environment
 from tenure.contract.tasks import Submitted
 
@@ -133,6 +133,17 @@ async def test_a_reply_of_another_form_is_unreadable() -> None:
     with pytest.raises(UnreadableReply, match="Submitted"):
         reply.read(Submitted)
     await http.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("http://127.0.0.1:8420", "where TENURE_TOKEN is not set either"),
+        ("http://127.0.0.1:8421", "is TENURE_URL right"),
+    ],
+)
+def test_nobody_there_says_where_the_address_is_from(url: str, advice: str) -> None:
+    assert advice in where_to_look(url)
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:8420", "ftp://host", "http://"])

@@ -64,6 +64,16 @@ async def test_nothing_begins_before_the_test_waits(tenure_fleet: MakeFleet) -> 
         assert (await fleet.story(task)).attempts == ()
 
 
+async def test_what_is_no_task_or_no_executor_is_refused(tenure_fleet: MakeFleet) -> None:
+    nothing: Any = "tests.support.kit_app:app"
+    with pytest.raises(TypeError, match="no Executor"):
+        tenure_fleet(nothing)
+    async with tenure_fleet(app, resources=Warehouse()) as fleet:
+        for wanted in (fleet.result, fleet.story, fleet.cancel, fleet.expire_lease):
+            with pytest.raises(TypeError, match="is no task: give what"):
+                await wanted(nothing)
+
+
 async def test_a_fleet_that_is_not_open_says_so(tenure_fleet: MakeFleet) -> None:
     fleet = tenure_fleet(app, resources=Warehouse())
     with pytest.raises(NotOpen, match="async with"):

@@ -13,10 +13,10 @@ from tenure.cli.testing.servers import Servers
 from tenure.cli.testing.skipping import skip
 from tenure.contract.events import CONTENT_TYPE
 from tenure.contract.faultpoints import FaultPoint
-from tenure.contract.ids import AttemptId, TaskId
+from tenure.contract.ids import AttemptId
 from tenure.contract.states import TERMINAL_ATTEMPT_STATES
 from tenure.contract.tasks import AttemptView, TaskView
-from tenure.executor.testing.fleet import ZOMBIE_POINTS, Fleet, FleetTask, Where
+from tenure.executor.testing.fleet import ZOMBIE_POINTS, Fleet, FleetTask, Where, id_of
 from tenure.executor.testing.gates import Gate, Gates
 from tenure.executor.testing.recording import Recording
 from tenure.executor.testing.story import Attempt, Receipt
@@ -128,7 +128,7 @@ class ServerFaults(Fleet):
 
     async def _caught(self, task: FleetTask[Any], point: FaultPoint) -> tuple[Gate, AttemptView]:
         """The next attempt that gets to the point; it stands there."""
-        gate = self.gates.put(point, TaskId(task.task_id))
+        gate = self.gates.put(point, id_of(task))
 
         async def stands() -> bool:
             return gate.stands

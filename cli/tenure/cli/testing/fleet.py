@@ -26,7 +26,7 @@ from tenure.contract.states import NodeState, PauseScope, TaskState
 from tenure.contract.tasks import AttemptView, TaskView, TimelineEntry
 from tenure.contract.tasktype import TaskType
 from tenure.executor.app import Executor
-from tenure.executor.testing.fleet import OPENED_BY_THE_LIFESPAN, FleetTask, NotOpen, Stuck
+from tenure.executor.testing.fleet import OPENED_BY_THE_LIFESPAN, FleetTask, NotOpen, Stuck, id_of
 from tenure.executor.testing.gates import Gates
 from tenure.executor.testing.recording import Recording, WatchedExecutor
 from tenure.executor.testing.story import Attempt, Happening, Receipt, Story
@@ -174,7 +174,7 @@ class ServerFleet(ServerFaults):
 
     async def cancel(self, task: FleetTask[Any]) -> None:
         """See ``Fleet``."""
-        await self._handles[task.task_id].cancel()
+        await self._handles[id_of(task)].cancel()
 
     async def run_until_idle(self) -> None:
         """See ``Fleet``. Here until every task has ended or is held."""
@@ -227,11 +227,11 @@ class ServerFleet(ServerFaults):
 
     async def view(self, task: FleetTask[Any]) -> TaskView:
         """The task as the coordinator shows it."""
-        return await self._handles[task.task_id].view()
+        return await self._handles[id_of(task)].view()
 
     async def story(self, task: FleetTask[Any]) -> Story:
         """See ``Fleet``."""
-        return await self._story(self._handles[task.task_id])
+        return await self._story(self._handles[id_of(task)])
 
     async def _story(self, handle: AsyncTaskHandle[Any]) -> Story:
         view, receipts = await handle.view(), (await handle.receipts()).receipts

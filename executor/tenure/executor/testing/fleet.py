@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, Literal, Protocol, Self, TypeAlias, Type
 from pydantic import BaseModel
 
 from tenure.contract.faultpoints import FaultPoint
+from tenure.contract.ids import TaskId
 from tenure.contract.scope import Scope
 from tenure.contract.states import TaskState
 from tenure.contract.tasktype import TaskType
@@ -57,6 +58,14 @@ class FleetTask(Generic[OutputT]):
 
     task_id: str
     output: type[OutputT]
+
+
+def id_of(task: FleetTask[Any]) -> TaskId:
+    """Which task is meant. Raises TypeError for what is none, like a submission that is not awaited
+    or an id."""
+    if not isinstance(task, FleetTask):
+        raise TypeError(f"{task!r} is no task: give what `await fleet.submit(…)` gave back")
+    return TaskId(task.task_id)
 
 
 class Clock(Protocol):

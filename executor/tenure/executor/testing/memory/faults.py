@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tenure.contract.faultpoints import FaultPoint
-from tenure.contract.ids import TaskId
 from tenure.contract.states import TaskState
 from tenure.coordinator.core.rows import AttemptRow, TaskRow
-from tenure.executor.testing.fleet import ZOMBIE_POINTS, Fleet, FleetTask, Where
+from tenure.executor.testing.fleet import ZOMBIE_POINTS, Fleet, FleetTask, Where, id_of
 from tenure.executor.testing.gates import Gate, Gates
 from tenure.executor.testing.memory.authority import MemoryAuthority
 from tenure.executor.testing.memory.broker import MemoryBroker, MemoryRelay
@@ -71,7 +70,7 @@ class MemoryFaults(Fleet):
 
     async def reorder(self, task: FleetTask[Any]) -> Attempt:
         """See ``Fleet``."""
-        task_id = TaskId(task.task_id)
+        task_id = id_of(task)
         self.broker.keep_back(task_id)
         await self.until(
             lambda: len(self.broker.kept_back(task_id)) == 2, "a second assignment", task
@@ -86,12 +85,11 @@ class MemoryFaults(Fleet):
     async def kill_relay_after_confirm(self, task: FleetTask[Any]) -> int:
         """See ``Fleet``."""
         deaths = self.relay.deaths
-        self.relay.die_after_confirm(TaskId(task.task_id))
+        self.relay.die_after_confirm(id_of(task))
         await self.until(lambda: self.relay.deaths > deaths, "the relay to be killed", task)
         await self.ended(task)
         return max(
-            self.broker.arrived[row.event.event_id]
-            for row in self.authority.events_of(TaskId(task.task_id))
+            self.broker.arrived[row.event.event_id] for row in self.authority.events_of(id_of(task))
         )
 
     async def zombie(self, task: FleetTask[Any], *, at: Where = "handler") -> Attempt:
@@ -134,7 +132,7 @@ class MemoryFaults(Fleet):
 
     async def _caught(self, task: FleetTask[Any], point: FaultPoint) -> tuple[Gate, AttemptRow]:
         """The next attempt that gets to the point; it stands there."""
-        gate = self.gates.put(point, TaskId(task.task_id))
+        gate = self.gates.put(point, id_of(task))
         try:
             await self.until(lambda: gate.stands, f"an attempt that gets to {point}", task)
         except BaseException:

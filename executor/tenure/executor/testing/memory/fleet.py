@@ -23,7 +23,7 @@ from tenure.coordinator.identities import Identity, Role
 from tenure.coordinator.submission import submission
 from tenure.executor.app import Executor
 from tenure.executor.executable import executable_of_app
-from tenure.executor.testing.fleet import OPENED_BY_THE_LIFESPAN, FleetTask, NotOpen, Stuck
+from tenure.executor.testing.fleet import OPENED_BY_THE_LIFESPAN, FleetTask, NotOpen, Stuck, id_of
 from tenure.executor.testing.gates import Gates
 from tenure.executor.testing.memory.authority import LogRow, MemoryAuthority, Said
 from tenure.executor.testing.memory.broker import MemoryBroker, MemoryRelay
@@ -73,7 +73,9 @@ class MemoryFleet(MemoryFaults):
         resources: Any = OPENED_BY_THE_LIFESPAN,
         patience_seconds: float | None = None,
     ) -> None:
-        """Raises ValueError for a fleet without nodes or handlers."""
+        """Raises ValueError for a fleet without nodes or handlers, TypeError for no executor."""
+        if not isinstance(app, Executor):
+            raise TypeError(f"{app!r} is no Executor: give the object that has the handlers")
         if nodes < 1 or not app.handlers:
             raise ValueError("a fleet has one node at least, and its executor one handler")
         self._patience = patience_seconds or DEFAULT_PATIENCE_SECONDS
@@ -173,7 +175,7 @@ class MemoryFleet(MemoryFaults):
     async def cancel(self, task: FleetTask[Any]) -> None:
         """See ``Fleet``."""
         command_id = CommandId(str(uuid4()))
-        task_id = TaskId(task.task_id)
+        task_id = id_of(task)
         wire.applied(
             self.authority.ask(
                 wire.cancellation(task_id, command_id=command_id, identity=_APPLICATION)
@@ -263,7 +265,7 @@ class MemoryFleet(MemoryFaults):
 
     def row_of(self, task: FleetTask[Any]) -> TaskRow:
         """The task as the authority has it."""
-        return self.authority.rows.tasks[TaskId(task.task_id)]
+        return self.authority.rows.tasks[id_of(task)]
 
     def node_of(self, attempt: AttemptRow) -> MemoryNode:
         """The node that an attempt was given to."""
@@ -274,14 +276,14 @@ class MemoryFleet(MemoryFaults):
 
     async def story(self, task: FleetTask[Any]) -> Story:
         """See ``Fleet``."""
-        return self._story(TaskId(task.task_id))
+        return self._story(id_of(task))
 
     def tell(self) -> str:
         """See ``Fleet``."""
         return "\n".join(str(self._story(task_id)) for task_id in self._tasks)
 
     def _told(self, task: FleetTask[Any] | None) -> str:
-        return self.tell() if task is None else str(self._story(TaskId(task.task_id)))
+        return self.tell() if task is None else str(self._story(id_of(task)))
 
     def _story(self, task_id: TaskId) -> Story:
         authority, row = self.authority, self.authority.rows.tasks[task_id]
