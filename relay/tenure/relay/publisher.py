@@ -10,7 +10,7 @@ everything pending is then unknown, and a new session starts with jittered back-
 given up at its deadline; when the broker said nothing at all since it was written, the whole
 session is given up, so that a frozen broker's socket does not fill up with repetitions. While
 nothing is pending the broker is asked whether it is there, since its heartbeats would be missed for
-minutes first. While it blocks publishers (``connection.blocked``) nothing is written and no
+half a minute first. While it blocks publishers (``connection.blocked``) nothing is written and no
 deadline runs.
 """
 

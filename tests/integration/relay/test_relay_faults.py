@@ -146,12 +146,13 @@ async def test_a_broker_that_stays_silent_is_given_up_and_everything_published_a
 async def test_an_idle_relay_notices_a_broker_that_stands_still(
     database: FreshDatabase, private_rabbitmq: PrivateRabbitmq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is published that could be missed, and no connection is closed."""
+    """Nothing is published that could be missed, and no connection is closed; here heartbeats are
+    no help either."""
     defaults = Publisher.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "ask_seconds", 0.2)
-    arguments = (database.relay_url, private_rabbitmq.url(), "t")
-    async with relaying(*arguments, relay_confirm_timeout_seconds=1.0) as parts:
+    url = f"{private_rabbitmq.url()}?heartbeat=600"
+    async with relaying(database.relay_url, url, "t", relay_confirm_timeout_seconds=1.0) as parts:
 
         async def connected() -> bool:
             return not parts.relay.not_ready
