@@ -20,9 +20,9 @@ from tests.support.relays import relaying
 from tests.support.repository import REPOSITORY
 
 LEASE = {
-    "lease_seconds": 2.0,
+    "lease_seconds": 4.0,
     "clock_tolerance_seconds": 0.2,
-    "node_silence_seconds": 2.0,
+    "node_silence_seconds": 4.0,
     "retry_base_seconds": 0.1,
 }
 GOOD = 200 if AS_STATED else 30
