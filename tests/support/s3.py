@@ -62,7 +62,8 @@ async def s3_server(folder: Path) -> AsyncIterator[S3Server]:
             process = await asyncio.create_subprocess_exec(
                 Path(sys.executable).with_name("weed"), "server",
                 f"-dir={folder / 's3'}", f"-ip={LOOPBACK}", f"-ip.bind={LOOPBACK}",
-                "-filer", "-s3", "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=8",
+                # Each bucket takes volumes of its own, several at once.
+                "-filer", "-s3", "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=100",
                 "-master.volumeSizeLimitMB=64", "-master.heartbeatInterval=100ms",
                 "-master.electionTimeout=1s",
                 *(f"-{name}={each.port}" for name, each in ports.items()),

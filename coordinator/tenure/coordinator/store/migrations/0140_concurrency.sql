@@ -18,7 +18,7 @@ $$;
 
 -- Of each that it has any of.
 create function running_types(p_incarnation uuid) returns json
-language plpgsql stable
+language plpgsql stable security definer
 set search_path = tenure, pg_temp
 set enable_seqscan = off
 as $$
