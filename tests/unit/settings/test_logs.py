@@ -17,8 +17,8 @@ try:
 except ValueError:
     structlog.get_logger().exception("it failed", task="t1")
 structlog.get_logger().debug("too little to say")
-logging.getLogger("a.library").warning("slow: %s", "reply")
-logging.getLogger("a.library").info("connected")
+logging.getLogger("a.driver").warning("slow: %s", "reply")
+logging.getLogger("a.driver").info("connected")
 logging.getLogger("chatty").error("again")
 """
 
