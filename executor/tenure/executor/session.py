@@ -52,6 +52,9 @@ RENEWAL_SECONDS: Final = (0.5, 5.0)
 """Shortest and longest time that a renewal request may take."""
 LAST_WORDS_SECONDS: Final = 5.0
 """For the reports of handlers that were ended by the drain limit, and for saying goodbye."""
+ANNOUNCE_SECONDS: Final = 1.0
+"""How long work that is ended by the drain limit waits for the coordinator to know of the drain: told
+after what is handed back, the same work could be assigned to this node once more."""
 NEWS_WAIT_SECONDS: Final = 10.0
 """How long the coordinator is asked to wait for something new: less than a request may take."""
 NEWS_PAUSE_SECONDS: Final = 1.0
@@ -299,7 +302,8 @@ class Session:
         """Nothing new; hand back what has not started; let what runs go on under renewals until
         the limit; say goodbye (OPS-03). Servers that are away cost no more than the last words."""
         log.info("draining", drain_seconds=self._around.settings.drain_seconds)
-        telling = asyncio.create_task(self._announce_drain(reception))
+        told = asyncio.Event()
+        telling = asyncio.create_task(self._announce_drain(reception, told))
         limit = asyncio.create_task(stopping.limit())
         idle = asyncio.create_task(work.idle())
         said_goodbye = False
@@ -312,6 +316,8 @@ class Session:
                 async with asyncio.timeout(LAST_WORDS_SECONDS):
                     if not idle.done():
                         log.warning("drain limit reached, ending what still runs")
+                        with suppress(TimeoutError):
+                            await asyncio.wait_for(told.wait(), ANNOUNCE_SECONDS)
                         work.stop_all(Stop.DRAIN)
                     await asyncio.wait({telling})
                     await work.idle()
@@ -322,10 +328,11 @@ class Session:
                 task.cancel()
         log.info("drained", everything_answered=said_goodbye)
 
-    async def _announce_drain(self, reception: Reception) -> None:
+    async def _announce_drain(self, reception: Reception, told: asyncio.Event) -> None:
         """From the answer on nothing new is assigned; what was assigned before and has not come by
         message is found by one more comparison, and handed back."""
         await self._tell(gone=False)
+        told.set()
         await self._compare_once(reception)
 
     async def _tell(self, *, gone: bool) -> None:
