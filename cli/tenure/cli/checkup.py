@@ -241,8 +241,17 @@ def judge_left_undone(left: "LeftUndone") -> Iterator[Finding]:
             f"rows that should be removed are still there: {kinds}",
             "`tenure retention plan` says what keeps them; `tenure retention run` removes now.",
         )
-    if not (left.parked or left.paused_replays or overdue):
-        yield ok("left undone", "nothing is parked, paused or overdue for removal")
+    if left.waiting_for_a_type:
+        types = ", ".join(
+            f"{number} of type {name}" for name, number in sorted(left.waiting_for_a_type.items())
+        )
+        yield warn(
+            "waiting tasks",
+            f"no node runs what they need: {types}",
+            "Start an executor that has the type: `tenure executor MODULE:NAME`.",
+        )
+    if not (left.parked or left.paused_replays or overdue or left.waiting_for_a_type):
+        yield ok("left undone", "nothing is parked, paused, overdue for removal or without a node")
 
 
 def judge_downstream(

@@ -120,7 +120,8 @@ def _explain(type_name: str, value: Any, settings: dict[str, Any], output: Outpu
     if output == "json":
         print_json(found)
         return
-    print(f"{found.type}, number {found.position} of what waits: {sentence(found.explanation)}")
+    stands = sentence(found.explanation, found.type)
+    print(f"{found.type}, number {found.position} of what waits: {stands}")
     print_explanation(found.explanation)
 
 
@@ -206,7 +207,7 @@ async def _why_waiting(client: "AsyncClient", view: TaskView) -> str:
         found = await client.task(view.task_id).why()
     except ClientError:
         return ""
-    return f"{sentence(found.explanation)}; see `tenure why {view.task_id}`"
+    return f"{sentence(found.explanation, view.type)}; see `tenure why {view.task_id}`"
 
 
 @app.command(name="list")

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
@@ -13,6 +13,9 @@ from tenure.cli.output import Output, ago, cell, print_fields, print_json, print
 from tenure.contract.flow import PauseView
 from tenure.contract.limits import ReachedLimit
 from tenure.contract.scheduling import Explanation, FilterView
+
+START_ONE: Final = "start an executor that has it, `tenure executor MODULE:NAME`"
+_TYPE_NOT_RUN: Final = "type_not_run"
 
 TaskIdWord = Annotated[
     str, Parameter(name="ID", help="Of the task, as `tenure submit` and `tenure task list` say it.")
@@ -58,7 +61,7 @@ def _why_task(task_id: str, output: str) -> None:
             ("node", found.node_id),
             ("turn", found.position and f"number {found.position} of what waits"),
             ("profile", f"{found.explanation.profile_digest} ({found.explanation.match.value})"),
-            ("because", sentence(found.explanation)),
+            ("because", sentence(found.explanation, found.type)),
         ]
     )
     print()
@@ -78,18 +81,25 @@ def _why_backlog(output: str) -> None:
     for group in found.groups:
         print(
             f"\n{group.tasks} of type {group.type}, the oldest of {ago(group.oldest)},"
-            f" like {group.example_task_id}: {sentence(group.explanation)}"
+            f" like {group.example_task_id}: {sentence(group.explanation, group.type)}"
         )
         print_explanation(group.explanation)
 
 
-def sentence(explained: Explanation) -> str:
-    """The standing of a task, for people."""
+def sentence(explained: Explanation, task_type: str) -> str:
+    """The standing of a task of that type, for people; what they have to do about it, where nothing
+    else would help."""
     there = explained.nodes - sum(explained.unavailable.values())
     everyone = "the one node" if there == 1 else f"each of {there} nodes"
     excluded: Counter[str] = Counter()
     for one in explained.filters:
         excluded.update(one.codes)
+    if explained.standing == "excluded" and excluded[_TYPE_NOT_RUN] == there:
+        away = _counted(explained.unavailable)
+        who = f"no node that takes work runs the type {task_type!r} (away{away})"
+        return f"{who if away else f'no node runs the type {task_type!r}'}: {START_ONE}"
+    if explained.standing == "no_node" and explained.nodes == 0:
+        return f"there is no node: {START_ONE}"
     return {
         "ended": "it has ended",
         "held": "it is held: somebody has to decide",

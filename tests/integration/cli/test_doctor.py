@@ -117,6 +117,22 @@ async def test_an_executor_sees_coordinator_token_and_broker(
     assert "no answer" in found["coordinator"]["says"]
 
 
+async def test_tasks_that_no_node_could_run_are_said_with_what_helps(
+    doctor: Doctor, database: FreshDatabase, broker: BrokerSpace
+) -> None:
+    async with fleet(database, broker) as api:
+        await api.register()
+        await api.register("node-1", types=("another",))  # in place of the first start
+        await api.submit()
+        found = await doctor.findings("coordinator")
+        assert found["waiting tasks"]["verdict"] == "warn"
+        assert "no node runs what they need: 1 of type sha256" in found["waiting tasks"]["says"]
+        assert "tenure executor MODULE:NAME" in found["waiting tasks"]["next_step"]
+        assert "left undone" not in found
+        await api.register("node-2")
+        assert "waiting tasks" not in await doctor.findings("coordinator")
+
+
 async def test_servers_that_are_away_are_said_each_with_its_code(doctor: Doctor) -> None:
     found = await doctor.findings(
         "coordinator",

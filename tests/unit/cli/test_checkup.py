@@ -182,15 +182,19 @@ def test_without_the_authoritys_clock_a_downstream_is_compared_with_this_machine
 @pytest.mark.parametrize(
     ("left", "check", "says", "step"),
     [
-        (LeftUndone(3, {}, {}), "parked messages", "3 could not be published", "tenure outbox"),
+        (LeftUndone(3, {}, {}, {}), "parked messages", "3 could not be published", "tenure outbox"),
         (
-            LeftUndone(0, {"queue_missing": 2, "operator": 1}, {}),
+            LeftUndone(0, {"queue_missing": 2, "operator": 1}, {}, {}),
             "replays", "cannot go on: 2 by queue_missing", "--state paused",
         ),
-        (LeftUndone(0, {"operator": 1}, {}), "replays", "1 paused by an operator", "resume"),
+        (LeftUndone(0, {"operator": 1}, {}, {}), "replays", "1 paused by an operator", "resume"),
         (
-            LeftUndone(0, {}, {"tasks": 7200.5, "log": 3000.0}),
+            LeftUndone(0, {}, {"tasks": 7200.5, "log": 3000.0}, {}),
             "retention", "still there: tasks for 2 h", "tenure retention plan",
+        ),
+        (
+            LeftUndone(0, {}, {}, {"resize": 2, "count": 1}),
+            "waiting tasks", "1 of type count, 2 of type resize", "tenure executor MODULE:NAME",
         ),
     ],
 )  # fmt: skip
@@ -204,5 +208,5 @@ def test_what_waits_for_a_person_is_said_with_what_to_do(
 
 
 def test_what_fell_due_just_now_is_no_fault() -> None:
-    (found,) = judge_left_undone(LeftUndone(0, {}, {"tasks": 90.0}))
+    (found,) = judge_left_undone(LeftUndone(0, {}, {"tasks": 90.0}, {}))
     assert found.verdict is Verdict.OK

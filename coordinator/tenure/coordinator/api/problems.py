@@ -21,7 +21,8 @@ NEXT_STEP: Final[Mapping[Code, str]] = {
     Code.INVALID_CHARACTER: "Remove the character, or encode binary data as base64.",
     Code.PAYLOAD_TOO_LARGE: "Store the data elsewhere and pass a reference.",
     Code.BATCH_TOO_LARGE: "Send it in smaller batches.",
-    Code.UNKNOWN_TASK_TYPE: "Run an executor of this type, or correct it; see `tenure node list`.",
+    Code.UNKNOWN_TASK_TYPE: "Start an executor that has it (`tenure executor MODULE:NAME`),"
+    " or correct it; `tenure node list` shows the types that nodes run.",
     Code.DEADLINE_IN_THE_PAST: "Send a deadline that is ahead, with its time zone.",
     Code.NOT_FOUND: "Check the id and the token: ids of other tenants are not found either.",
     Code.EVENTS_REMOVED: "Read the entity's state, and go on after the sequence in the detail.",

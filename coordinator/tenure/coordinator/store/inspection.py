@@ -69,11 +69,13 @@ class DatabaseFacts:
 @dataclass(frozen=True, slots=True)
 class LeftUndone:
     """What waits for a person in a database: rows of the log that are parked, replays that are
-    paused by why, and by kind for how many seconds the oldest row has been due for removal."""
+    paused by why, by kind for how many seconds the oldest row has been due for removal, and by type
+    how many tasks wait although no node runs the type (of 100,000 waiting tasks)."""
 
     parked: int
     paused_replays: Mapping[str, int]
     overdue_seconds: Mapping[str, float]
+    waiting_for_a_type: Mapping[str, int]
 
 
 async def left_undone(url: str) -> LeftUndone:
@@ -88,6 +90,7 @@ async def left_undone(url: str) -> LeftUndone:
             parked=row["parked"],
             paused_replays=json.loads(row["paused_replays"]),
             overdue_seconds=json.loads(row["overdue_seconds"]),
+            waiting_for_a_type=json.loads(row["waiting_for_a_type"]),
         )
 
 

@@ -68,4 +68,25 @@ select
         select coalesce(
             json_object_agg(kind, extract(epoch from before - oldest_at)::float8), '{}')::text
         from tenure.retention_due()
-    ) as overdue_seconds
+    ) as overdue_seconds,
+    (
+        -- Looks at so many waiting tasks at most. Nodes that take nothing at the moment count too.
+        select coalesce(json_object_agg(type, number), '{}')::text
+        from (
+            select w.type, sum(w.number)::bigint as number
+            from (
+                select tenant, type, count(*) as number
+                from (
+                    select t.tenant, t.type from tenure.tasks t
+                    where t.state = 'open' and t.current_attempt_id is null and t.ripe
+                    limit 100000
+                ) waiting
+                group by tenant, type
+            ) w
+            where not exists (
+                select from tenure.incarnations n
+                where n.tenant = w.tenant and n.state <> 'gone' and w.type = any (n.task_types)
+            )
+            group by w.type
+        ) not_run
+    ) as waiting_for_a_type
