@@ -53,8 +53,8 @@ RENEWAL_SECONDS: Final = (0.5, 5.0)
 LAST_WORDS_SECONDS: Final = 5.0
 """For the reports of handlers that were ended by the drain limit, and for saying goodbye."""
 ANNOUNCE_SECONDS: Final = 1.0
-"""How long work that is ended by the drain limit waits for the coordinator to know of the drain: told
-after what is handed back, the same work could be assigned to this node once more."""
+"""How long work that is ended by the drain limit waits for the coordinator to know of the drain:
+told after what is handed back, the same work could be assigned to this node once more."""
 NEWS_WAIT_SECONDS: Final = 10.0
 """How long the coordinator is asked to wait for something new: less than a request may take."""
 NEWS_PAUSE_SECONDS: Final = 1.0

@@ -309,8 +309,8 @@ async def test_at_the_drain_limit_running_work_is_handed_back(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # A busy machine may need longer for them: what is not told is found by the lease's end, and what
-    # is handed back before the drain is known may be assigned to this node once more.
+    # A busy machine may need longer for them: what is not told is found by the lease's end, and
+    # what is handed back before the drain is known may be assigned to this node once more.
     monkeypatch.setattr("tenure.executor.session.ANNOUNCE_SECONDS", 30.0)
     monkeypatch.setattr("tenure.executor.session.LAST_WORDS_SECONDS", 60.0)
     first = settings_of(api, broker, tmp_path, drain_seconds=0.0)
