@@ -16,6 +16,7 @@ from tenure.executor import Context, Fail, Retry
 class Job(BaseModel):
     do: str
     path: str = ""
+    rate: float = 1.0
 
 
 class Done(BaseModel):
@@ -35,6 +36,10 @@ def do_add(input: Job, context: Context[Any]) -> Done:
 
 def do_trace(input: Job, context: Context[Any]) -> Done:
     return Done(said=str(context.traceparent))
+
+
+def do_scope(input: Job, context: Context[Any]) -> Done:
+    return Done(said=str(context.scope.to_json()))
 
 
 def do_place(input: Job, context: Context[Any]) -> Done:

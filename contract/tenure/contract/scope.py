@@ -6,7 +6,6 @@ field of that name in the task's input. Everything else stands for itself.
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -50,8 +49,8 @@ class Scope(BaseModel):
     def permits(self, operation: str, target: str, *, input: Mapping[str, Any] = {}) -> bool:
         """Whether the operation on the object is within the scope of a task with that ``input``.
 
-        A pattern that names a field which the input lacks, or which is no text, number or truth
-        value, fits nothing.
+        A pattern that names a field which the input lacks, or which has no ``field_text``, fits
+        nothing.
         """
         return _fits(self.operations, operation, input) and _fits(self.objects, target, input)
 
@@ -59,33 +58,52 @@ class Scope(BaseModel):
 UNLIMITED: Final = Scope()
 
 
+def field_text(value: object) -> str | None:
+    """A field of an input as patterns read it: texts, numbers and truth values (``true``); None for
+    what is empty or anything else, and for texts with a NUL, which not every receiver can hold."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str | int | float):
+        return None
+    text = str(value)
+    return text if text and "\0" not in text else None
+
+
 def _fits(patterns: tuple[str, ...], text: str, input: Mapping[str, Any]) -> bool:
     return any(_one_fits(pattern, text, input) for pattern in patterns)
 
 
 def _one_fits(pattern: str, text: str, input: Mapping[str, Any]) -> bool:
-    if pattern == ANY:
-        return True
-    values: list[str] = []
-    for name in _FIELD.findall(pattern):
-        value = input.get(name)
-        if isinstance(value, bool):
-            value = str(value).lower()
-        if not isinstance(value, str | int | float) or value == "":
-            return False
-        values.append(str(value))
-    return _compiled(pattern, tuple(values)).fullmatch(text) is not None
-
-
-@lru_cache(maxsize=10_000)
-def _compiled(pattern: str, values: tuple[str, ...]) -> re.Pattern[str]:
-    rest = iter(values)
-    parts = []
+    literals = [""]  # what stands between the stars
     for part in _PARTS.findall(pattern):
-        if part == "*":
-            parts.append(".*")
+        if part == ANY:
+            literals.append("")
         elif part.startswith("{"):
-            parts.append(re.escape(next(rest)))  # a value never becomes a pattern
+            value = field_text(input.get(part[1:-1]))
+            if value is None:
+                return False
+            literals[-1] += value  # a value never becomes a pattern
         else:
-            parts.append(re.escape(part))
-    return re.compile("".join(parts), re.DOTALL)
+            literals[-1] += part
+    return _in_order(literals, text)
+
+
+def _in_order(literals: list[str], text: str) -> bool:
+    """Whether the text has them one after another, the first at its beginning, the last at its end.
+
+    The earliest place for each is as good as any other, so nothing is tried twice: a regular
+    expression of many stars would try for hours.
+    """
+    first, *others = literals
+    if not others:
+        return text == first
+    *middle, last = others
+    at, end = len(first), len(text) - len(last)
+    if end < at or not (text.startswith(first) and text.endswith(last)):
+        return False
+    for literal in middle:
+        found = text.find(literal, at, end)
+        if found < 0:
+            return False
+        at = found + len(literal)
+    return True

@@ -1,5 +1,6 @@
 """What a submission says reaches the handler: the scope that it narrows to, and its trace."""
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,18 @@ async def test_a_submission_narrows_what_its_leases_permit_and_widens_nothing(ap
             view = await shown(api, task_id)
             assert view["scope"] == {"operations": ["*"], "objects": ["*"]} | scope
             assert view["attempt_list"][0]["reason"] == (None if permitted else "out_of_scope")
+
+
+@pytest.mark.requirement("LEASE-11")
+async def test_a_scope_reads_the_input_as_it_was_submitted_wherever_the_handler_runs(
+    api: Fleet,
+) -> None:
+    """Its model would write the number otherwise, and fill in what is missing."""
+    scope = {"objects": ["{rate}", "{path}"]}
+    for type_name in ("here", "apart"):
+        task_id = await api.submit(type=type_name, input={"do": "scope", "rate": 17}, scope=scope)
+        said = (await result(api, task_id))["output"]["said"]
+        assert json.loads(said)["input"] == {"rate": "17"}, type_name
 
 
 @pytest.mark.requirement("LEASE-11")

@@ -1,8 +1,11 @@
 """What a scope permits: patterns of operations and objects, with fields of the task's input."""
 
+import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tenure.contract.scope import UNLIMITED, Scope
@@ -30,6 +33,14 @@ from tenure.contract.scope import UNLIMITED, Scope
         (("orders/{id}",), "orders/[1]", {"id": [1]}, False),
         (("flags/{on}",), "flags/true", {"on": True}, True),
         (("{a}/{b}/*",), "x/y/z", {"a": "x", "b": "y"}, True),
+        (("a*a",), "a", {}, False),
+        (("a*a",), "aa", {}, True),
+        (("*ab*ab",), "ab", {}, False),
+        (("*ab*ab",), "xabab", {}, True),
+        (("a*b*c",), "acb", {}, False),
+        (("a*b*c",), "a-b-b-c", {}, True),
+        (("**",), "", {}, True),
+        (("{a}",), "a\0b", {"a": "a\0b"}, False),
     ],
 )
 def test_one_pattern_has_to_fit(
@@ -44,6 +55,25 @@ def test_a_value_of_the_input_never_becomes_a_pattern() -> None:
     assert not scope.permits("write", "orders/17", input={"id": "*"})
     assert not scope.permits("write", "orders/17", input={"id": ".*"})
     assert not scope.permits("write", "orders/17", input={"id": "{id}"})
+
+
+def test_many_stars_are_soon_tried() -> None:
+    """As a regular expression, five of them take minutes over such an object."""
+    scope = Scope(objects=("*a" * 100 + "*b",))
+    assert not scope.permits("write", "a" * 200)
+    assert scope.permits("write", "a" * 199 + "b")
+
+
+@given(
+    literals=st.lists(st.text("ab", max_size=2), min_size=1, max_size=5),
+    text=st.text("ab", max_size=8),
+)
+def test_a_pattern_fits_what_a_regular_expression_of_its_stars_fits(
+    literals: list[str], text: str
+) -> None:
+    pattern = "*".join(literals) or "*"
+    expected = re.fullmatch(pattern.replace("*", ".*"), text) is not None
+    assert Scope(objects=(pattern,)).permits("write", text) is expected
 
 
 def test_operation_and_object_have_to_fit_both() -> None:

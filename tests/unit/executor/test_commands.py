@@ -14,6 +14,7 @@ from tenure.contract.codes import Reason
 from tenure.contract.reports import Deliver, Report
 from tenure.executor import CommandResult, Executor, Limits, Resources, TaskType
 from tenure.executor.errors import DeclarationError
+from tenure.executor.scope import GrantedScope
 from tests.support.attempts import EXPIRES, assignment
 from tests.support.later import is_later
 from tests.support.pipeline_bench import Bench, only_fail
@@ -124,6 +125,28 @@ async def test_its_environment_holds_token_and_deadline_and_nothing_of_the_execu
         "TENURE_IDEMPOTENCY_KEY": given.task_id,
         "TENURE_LEASE_EXPIRES_AT": EXPIRES.isoformat(),
     }
+
+
+@pytest.mark.requirement("LEASE-11")
+async def test_it_is_told_the_scope_for_receivers_that_ask(program: Path) -> None:
+    b = bench(program, "environment")
+    b.reports.take["scope"] = {"operations": ["write"], "objects": ["{text}/*"]}
+    b.reports.take["input"] = {"text": "mine"}
+    said = output(await b.run(assignment("ask")))["said"]["TENURE_SCOPE"]
+    read = GrantedScope.from_json(said)
+    assert (read.permits("write", "mine/1"), read.permits("write", "other/1")) == (True, False)
+
+
+async def test_a_scope_that_no_environment_can_hold_is_no_scope_to_a_receiver(
+    program: Path,
+) -> None:
+    most = [f"{number}{'x' * 290}" for number in range(100)]
+    b = bench(program, "environment")
+    for name in ("scope", "narrowed"):
+        b.reports.take[name] = {"operations": most, "objects": most}
+    said = output(await b.run(assignment("ask")))["said"]["TENURE_SCOPE"]
+    with pytest.raises(ValueError, match="JSON"):
+        GrantedScope.from_json(said)
 
 
 async def test_it_is_told_the_trace_of_the_submission(program: Path) -> None:

@@ -20,6 +20,7 @@ from tenure.executor.guards.psycopg import PsycopgGuard
 from tenure.executor.guards.sql import SqlGuard
 from tenure.executor.guards.sql_common import inbox_name
 from tenure.executor.guards.sqlalchemy import SqlAlchemyGuard
+from tenure.executor.scope import GrantedScope
 from tests.support.leases import attempt
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nowhere"
@@ -103,6 +104,27 @@ async def test_no_guard_begins_what_the_lease_does_not_permit(name: str, tmp_pat
     except GuardUnavailable:
         pass  # it was permitted, and nobody is there
     assert [(each.name, each.key) for each in context.side_effects] == [("write", "orders/17")]
+
+
+@pytest.mark.requirement("LEASE-11")
+def test_a_receiver_reads_what_the_sender_does_whatever_the_input_has() -> None:
+    """Fields that no pattern reads are neither sent nor in the way of the others."""
+    objects = ("{text}", "{number}", "{real}", "{flag}", "{nothing}", "{many}", "{nul}", "plain")
+    input = {
+        "text": "a", "number": 17, "real": 1e16, "flag": True, "secret": "s",
+        "nothing": None, "many": [1], "nul": "\0",
+    }  # fmt: skip
+    sent = GrantedScope(Scope(objects=objects), input, Scope(operations=("write",)))
+    said = sent.to_json()
+    assert said is not None
+    read = GrantedScope.from_json(said)
+    assert read.fields == {"text": "a", "number": "17", "real": "1e+16", "flag": "true"}
+    permitted = ["a", "17", "1e+16", "true", "plain"]
+    for scope in (sent, read):
+        for target in (*permitted, "", "None", "[1]", "\0"):
+            assert scope.permits("write", target) is (target in permitted), target
+        assert not scope.permits("read", "a")
+    assert read.to_json() == said
 
 
 def test_no_two_effects_have_one_name_in_the_inbox() -> None:

@@ -54,7 +54,7 @@ class ProcessContext(Context[Any]):
             resources=resources,
             ordinal=request["ordinal"],
             scope=Scope.model_validate(request["scope"]),
-            input=request["input"] if isinstance(request["input"], dict) else None,
+            input=request["scope_fields"],
             narrowed=None
             if request["narrowed"] is None
             else Scope.model_validate(request["narrowed"]),

@@ -32,6 +32,7 @@ from tenure.executor.lease import Lease
 SAID_CHARACTERS: Final = 1500
 """Of what a command said on its standard error, kept with the failure."""
 _SLACK_BYTES: Final = 65_536
+_MAX_SCOPE_CHARACTERS: Final = 100_000  # Linux takes 128 KiB in one variable
 
 Record = Callable[[Enforcement], None]
 
@@ -155,6 +156,8 @@ class Sandbox:
                 "ordinal": context.ordinal,
                 "scope": context.scope.granted,
                 "narrowed": context.scope.narrowed,
+                # Of the input as it was submitted: a model may write it otherwise.
+                "scope_fields": context.scope.fields,
                 "traceparent": context.traceparent,
                 "last_checkpoint": context.last_checkpoint,
             }
@@ -289,6 +292,10 @@ def _said_to_commands(context: Context[Any]) -> dict[str, str]:
         "TENURE_IDEMPOTENCY_KEY": context.idempotency_key,
         "TENURE_LEASE_EXPIRES_AT": context.expires_at.isoformat(),
     }
+    scope = context.scope.to_json()
+    if scope is not None:
+        # What no environment can hold is said to be so: a receiver that looks refuses it.
+        said["TENURE_SCOPE"] = scope if len(scope) <= _MAX_SCOPE_CHARACTERS else "too long"
     if context.ordinal is not None:
         said["TENURE_ATTEMPT"] = str(context.ordinal)
     if context.traceparent is not None:
