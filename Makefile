@@ -75,6 +75,10 @@ trial-authority: install system-deps ## Kill replicas and executors for two minu
 trial-retention: install ## Remove two million ended rows at three places at once under 500 events/s; ARGS="--rows N"
 	@$(BIN)/python -m tests.trials.retention $(ARGS)
 
+.PHONY: trial-cgroups
+trial-cgroups: install test-deps ## Control groups of version 2 in user-mode Linux (apt-get install user-mode-linux), a minute
+	@$(BIN)/python -m tests.trials.control_groups $(ARGS)
+
 .PHONY: trials-as-stated
 trials-as-stated: install system-deps ## Trials of drains, poison and pools at the figures of the reported faults
 	@TENURE_TEST_AS_STATED=1 $(BIN)/python -m pytest tests/chaos/test_drain.py tests/chaos/test_poison.py \

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,42 @@ def do_act(input: Job, context: Context[Any]) -> Done:
 
 def do_swallow(input: Job, context: Context[Any]) -> Done:
     return Done(number=len(bytearray(1 << 30)))
+
+
+def do_crowd(input: Job, context: Context[Any]) -> Done:
+    """Four processes that together need twice the reservation of 128 MiB, and stay."""
+    program = "import time; kept = bytearray(b'x') * (64 << 20); print(); time.sleep(600)"
+    others = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(4)
+    ]
+    Path(input.path).write_text(" ".join(str(each.pid) for each in others))
+    for each in others:
+        assert each.stdout is not None
+        each.stdout.readline()  # until it has all of it, or has ended
+    return Done()
+
+
+def do_be_throttled(input: Job, context: Context[Any]) -> Done:
+    """Computes until its group had to wait for its next share of the processors."""
+    group = Path(input.path)
+    while "nr_throttled 0\n" in (group / "cpu.stat").read_text():
+        pass
+    return Done(said=(group / "cpu.max").read_text().strip())
+
+
+def do_multiply(input: Job, context: Context[Any]) -> Done:
+    """As many threads as it may have, up to a number: to the kernel each is a process."""
+    enough = threading.Event()
+    threads = [threading.Thread(target=enough.wait) for _ in range(int(input.path))]
+    began, said = 0, ""
+    try:
+        for each in threads:
+            each.start()
+            began += 1
+    except RuntimeError as error:
+        said = str(error)
+    enough.set()
+    return Done(said=said, number=began)
 
 
 def do_write(input: Job, context: Context[Any]) -> Done:

@@ -1,21 +1,19 @@
 """Control groups: what is set in a delegated folder, and what is told where it cannot be."""
 
-import os
-import secrets
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tenure.contract.reports import Deliver
-from tenure.executor import Limits, Resources, TaskType
+from tenure.executor import Resources, TaskType
+from tenure.executor.isolation import process
 from tenure.executor.isolation.cgroup import MAX_PROCESSES, Cgroup
 from tenure.executor.isolation.place import Place
 from tests.support.attempts import assignment
 from tests.support.isolated_app import Done, Job, work
 from tests.support.pipeline_bench import Bench
-from tests.support.process_lives import lives
 
 JOB = TaskType("job", input=Job, output=Done)
 RESERVED = Resources.of(cpu="500m", memory="256Mi")
@@ -82,51 +80,30 @@ async def test_a_folder_that_is_no_control_group_is_not_said_to_enforce_anything
     assert groups_of(tmp_path) == []
 
 
+@pytest.mark.requirement("LEASE-11")
+async def test_an_attempt_that_cannot_join_its_group_runs_and_its_receipt_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create(folder: Path) -> None:
+        with_files("pids.max")(folder)
+        (folder / "cgroup.procs").mkdir()  # it is there, and cannot be written
+
+    def make(parent: Path, name: str, resources: Resources) -> Cgroup:
+        return Cgroup.make(parent, name, resources, create=create)
+
+    monkeypatch.setattr(process, "Cgroup", SimpleNamespace(make=make))
+    bench = Bench(work, task_type=JOB, place=Place(cgroup=tmp_path), runs_in="process")
+    bench.reports.input = {"do": "add"}
+    (report,) = await bench.run(assignment("job"))
+    assert isinstance(report, Deliver), report
+    assert report.enforced is not None
+    assert report.enforced.cgroup is False
+    assert report.enforced.not_enforced == ("cgroup: it cannot be joined: Is a directory",)
+
+
 def test_a_process_that_was_ended_for_its_memory_is_told_by_the_kernel(tmp_path: Path) -> None:
     group = Cgroup.make(tmp_path, "a", Resources(), create=with_files("cgroup.procs"))
     assert not group.ran_out_of_memory()
     for text, expected in (("low 0\noom 1\noom_kill 0\n", False), ("oom_kill 2\n", True)):
         (group.folder / "memory.events").write_text(text)
         assert group.ran_out_of_memory() is expected
-
-
-@pytest.fixture
-def delegated(tmp_path: Path) -> Iterator[Path]:
-    """A real folder of control groups, where one can be mounted."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount control groups")
-    mounted = tmp_path / "cgroup"
-    mounted.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "cgroup2", "none", str(mounted)], capture_output=True, check=False
-    )
-    if done.returncode != 0:
-        pytest.skip("control groups of version 2 cannot be mounted here")
-    folder = mounted / f"tenure-test-{secrets.token_hex(6)}"
-    try:
-        folder.mkdir()
-        yield folder
-        folder.rmdir()
-    finally:
-        subprocess.run(["umount", str(mounted)], check=True)
-
-
-@pytest.mark.requirement("LEASE-11")
-async def test_a_real_group_leaves_nothing_of_an_attempt_also_not_what_left_its_process_group(
-    delegated: Path, tmp_path: Path
-) -> None:
-    bench = Bench(
-        work,
-        task_type=JOB,
-        place=Place(cgroup=delegated),
-        runs_in="process",
-        time_limit_seconds=60.0,
-        limits=Limits(),
-    )
-    bench.reports.input = {"do": "leave", "path": str(tmp_path / "pid")}
-    (report,) = await bench.run(assignment("job"))
-    assert isinstance(report, Deliver), report
-    assert report.enforced is not None
-    assert report.enforced.cgroup is True
-    assert not lives(int((tmp_path / "pid").read_text()))
-    assert groups_of(delegated) == []

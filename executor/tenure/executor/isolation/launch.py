@@ -50,9 +50,10 @@ def _prepare(spec: dict[str, Any]) -> tuple[int | str, dict[str, Any]]:
     enforced: dict[str, Any] = {"not_enforced": not_enforced}
     program = _program(spec, enforced)
     if spec["cgroup"] is not None:
-        descriptor = os.open(Path(spec["cgroup"], "cgroup.procs"), os.O_WRONLY)
-        os.write(descriptor, b"0")
-        os.close(descriptor)
+        if fault := _join(Path(spec["cgroup"])):
+            not_enforced.append(f"cgroup: it cannot be joined: {fault}")
+        else:
+            enforced["cgroup"] = True
     os.umask(0o077)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, its successor need not
         signal.signal(number, signal.SIG_DFL)
@@ -70,6 +71,20 @@ def _prepare(spec: dict[str, Any]) -> tuple[int | str, dict[str, Any]]:
         _become(spec["user"], enforced)
     _die_with_parent(spec["parent"])
     return program, enforced
+
+
+def _join(group: Path) -> str | None:
+    """Into the control group. Why not, if the kernel does not let it: a process is moved only by
+    whoever may write to the groups above both places, and into none that has groups below it."""
+    try:
+        descriptor = os.open(group / "cgroup.procs", os.O_WRONLY)
+        try:
+            os.write(descriptor, b"0")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        return error.strerror
+    return None
 
 
 def _program(spec: dict[str, Any], enforced: dict[str, Any]) -> int | str:

@@ -126,7 +126,7 @@ async def running(
                 seconds=declaration.time_limit_seconds,
             )
             try:
-                enforced = await _began(status_file, declaration, cgroup, notes)
+                enforced = await _began(status_file, declaration, notes)
                 yield Child(process, enforced, cgroup, watched.overran)
             finally:
                 await _uninterrupted(_end(process, cgroup, gently=may_act()))
@@ -164,9 +164,7 @@ def _limits(declaration: HandlerDeclaration) -> dict[str, int]:
     return {name: value for name, value in wanted.items() if value is not None}
 
 
-async def _began(
-    status: Any, declaration: HandlerDeclaration, cgroup: Cgroup | None, notes: list[str]
-) -> Enforcement:
+async def _began(status: Any, declaration: HandlerDeclaration, notes: list[str]) -> Enforcement:
     """What was enforced, once the program runs. Raises RunEnded where it does not."""
     said: dict[str, Any] = {}
     for line in (await asyncio.to_thread(status.readall)).splitlines():
@@ -181,7 +179,6 @@ async def _began(
     return Enforcement(
         runs_in="command" if declaration.runs_in == "command" else "process",
         wall_seconds=declaration.time_limit_seconds,
-        cgroup=cgroup is not None,
         not_enforced=tuple(note[:300] for note in notes),
         **enforced,
     )
