@@ -140,7 +140,8 @@ class Context(Generic[ResourcesT]):
 
     def progress(self, fraction: float | None = None, message: str | None = None) -> None:
         """Say how far the work is: ``fraction`` of 1, and a word for people. Costs nothing: it is
-        told soon, the newest for all. From any thread."""
+        told soon, the newest for all. From any thread. Raises TypeError or ValueError for a
+        fraction that is no number."""
         if self._recorder is not None:
             self._recorder.note(self._lease, fraction, message)
 

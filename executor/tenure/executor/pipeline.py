@@ -57,6 +57,7 @@ from tenure.executor.lease import Lease
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.executor.patience import jitter_seconds
 from tenure.executor.reports import Answer
+from tenure.executor.words import storable
 
 log = structlog.get_logger("tenure.executor")
 
@@ -392,8 +393,8 @@ class Pipeline:
     ) -> Ending:
         report = Failed(
             **_about(execution.assignment),
-            reason=_storable(reason, 100) or Reason.HANDLER_FAILED,
-            message=_storable(message, MAX_REASON_CHARACTERS),
+            reason=storable(reason, 100) or Reason.HANDLER_FAILED,
+            message=storable(message, MAX_REASON_CHARACTERS),
             retryable=retryable,
             retry_after_seconds=after_seconds,
         )
@@ -458,17 +459,6 @@ def _about(assignment: Assignment) -> dict[str, Any]:
 
 def _reject(assignment: Assignment, reason: Reason) -> Reject:
     return Reject(**_about(assignment), reason=reason)
-
-
-def _storable(value: object, limit: int) -> str:
-    """Text that the coordinator can store: no \\u0000, no lone surrogate, not too long. User code
-    gives numbers and exceptions for it too."""
-    return (
-        str(value)
-        .encode("utf-8", "replace")
-        .decode()
-        .replace("\x00", "\N{REPLACEMENT CHARACTER}")[:limit]
-    )
 
 
 def _text(error: BaseException) -> str:

@@ -6,6 +6,7 @@ saying the same again changes nothing.
 """
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from tenure.executor.errors import (
 )
 from tenure.executor.lease import Lease
 from tenure.executor.patience import Condition, jitter_seconds
+from tenure.executor.words import storable
 
 PAUSE_SECONDS: Final = 1.0
 """Between two requests that save nothing."""
@@ -87,23 +89,36 @@ class ProgressStream:
         self._incarnation = incarnation
         self._condition = condition
         self._newest: dict[AttemptId, _Newest] = {}
+        self._noting = threading.Lock()
+        self._noted: dict[AttemptId, _Newest] = {}  # by any thread, and not seen by the loop yet
         self._loop = asyncio.get_running_loop()
         self._said = asyncio.Event()
         self._urgent = asyncio.Event()
 
     def note(self, lease: Lease, fraction: float | None, message: str | None) -> None:
-        """Say how far an attempt is, some time soon. From any thread."""
-        with suppress(RuntimeError):  # the loop has ended, and with it whom to tell
-            self._loop.call_soon_threadsafe(self._note, lease, fraction, message)
+        """Say how far an attempt is, some time soon. From any thread, as often as it likes: the
+        loop is called once for all that is said before it looks.
+
+        Raises TypeError or ValueError for a fraction that is no number.
+        """
+        part, words = as_said(fraction, message)
+        with self._noting:
+            called = bool(self._noted)
+            _say(self._noted.setdefault(lease.attempt_id, _Newest(lease)), part, words)
+        if not called:
+            with suppress(RuntimeError):  # the loop has ended, and with it whom to tell
+                self._loop.call_soon_threadsafe(self._take_in)
 
     def save_from_thread(self, lease: Lease, data: Any) -> None:
         """``save`` for a thread, which waits."""
         asyncio.run_coroutine_threadsafe(self.save(lease, data), self._loop).result()
 
-    def _note(self, lease: Lease, fraction: float | None, message: str | None) -> None:
-        newest = self._newest.setdefault(lease.attempt_id, _Newest(lease))
-        newest.fraction = newest.fraction if fraction is None else min(1.0, max(0.0, fraction))
-        newest.message = newest.message if message is None else message[:MAX_PROGRESS_CHARACTERS]
+    def _take_in(self) -> None:
+        with self._noting:
+            noted, self._noted = self._noted, {}
+        for said in noted.values():
+            newest = self._newest.setdefault(said.lease.attempt_id, said)
+            _say(newest, said.fraction, said.message)
         self._said.set()
 
     async def save(self, lease: Lease, data: Any) -> None:
@@ -202,6 +217,22 @@ class ProgressStream:
                 newer.saved.add_done_callback(partial(_settle_as, sent.saved))
         self._said.set()
         self._urgent.set()
+
+
+def as_said(fraction: float | None, message: str | None) -> tuple[float | None, str | None]:
+    """Progress as it can be told: a fraction of 1, and text that can be stored.
+
+    Raises TypeError or ValueError for a fraction that is no number.
+    """
+    return (
+        None if fraction is None else min(1.0, max(0.0, float(fraction))),
+        None if message is None else storable(message, MAX_PROGRESS_CHARACTERS),
+    )
+
+
+def _say(newest: _Newest, fraction: float | None, message: str | None) -> None:
+    newest.fraction = newest.fraction if fraction is None else fraction
+    newest.message = newest.message if message is None else message
 
 
 def checkpoint_value(data: Any) -> Any:

@@ -37,7 +37,7 @@ from tenure.executor.errors import (
 from tenure.executor.handlers import call
 from tenure.executor.isolation.shared import Cell, SharedLease
 from tenure.executor.lease import Lease
-from tenure.executor.progress import checkpoint_value
+from tenure.executor.progress import as_said, checkpoint_value
 
 _POLL_SECONDS: Final = 0.05
 _TRACEBACK_CHARACTERS: Final = 20_000
@@ -94,6 +94,7 @@ class Channel:
 
     def note(self, lease: Lease, fraction: float | None, message: str | None) -> None:
         """The work is so far."""
+        fraction, message = as_said(fraction, message)
         self.say(to_json({"kind": "progress", "fraction": fraction, "message": message}))
 
     async def save(self, lease: Lease, data: Any) -> None:
