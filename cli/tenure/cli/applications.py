@@ -46,13 +46,15 @@ def load_consumer(path: str) -> "EventConsumer":
 def load_application(path: str) -> "Executor":
     """The executor that ``module:name`` names, imported from the working directory or the path.
 
-    Raises UsageError when there is none, SetupError (``application_broken``) when the module itself
-    fails; its traceback is printed. Errors of Tenure, like a wrong declaration, are raised as they
-    are.
+    Raises UsageError when there is none, DeclarationError when it has no handlers, SetupError
+    (``application_broken``) when the module itself fails; its traceback is printed. Errors of
+    Tenure, like a wrong declaration, are raised as they are.
     """
     from tenure.executor import Executor
 
-    return _load(path, Executor, "app = Executor(…)")
+    found = _load(path, Executor, "app = Executor(…)")
+    found.refuse_empty()
+    return found
 
 
 def load_function(path: str) -> Callable[..., Any]:

@@ -42,6 +42,7 @@ def run(application: Named, /, *, config: Config = None) -> None:
         from tenure.executor.errors import LifespanFailed
 
     found = load_consumer(application)
+    found.refuse_empty()
     values, _ = completed("consumer", given(config=config))
     try:
         work(run_consumer(found, load_settings(**values)))

@@ -6,7 +6,7 @@
 | 1 | refused | the server said no, or the task ended otherwise than delivered |
 | 2 | usage | an unknown option, JSON that is none |
 | 3 | unreachable | no coordinator or database answers |
-| 4 | set-up | a missing extra, server program, token or migration; a state directory in use |
+| 4 | set-up | a missing extra, server program, token or migration; a wrong setting or declaration |
 | 5 | not yet | the result was not there within the time given |
 | 70 | a fault of Tenure itself | the traceback is on standard error |
 | 130 | interrupted | Ctrl-C |
@@ -90,6 +90,7 @@ _EXITS: Final = {
     "certificate_untrusted": Exit.SETUP,
     "listen_refused": Exit.SETUP,
     "application_broken": Exit.SETUP,
+    "invalid_declaration": Exit.SETUP,
     "database_refused": Exit.SETUP,
     "broker_refused": Exit.SETUP,
     "server_too_old": Exit.SETUP,
@@ -120,11 +121,10 @@ def exit_code_of(error: TenureError) -> Exit:
     """The exit code that belongs to an error of any part."""
     if isinstance(error, CommandError):
         return error.exit_code
-    if isinstance(error, ContractError):
-        return Exit.USAGE
     if str(error.code).startswith("local_"):
         return Exit.SETUP
-    return _EXITS.get(str(error.code), Exit.REFUSED)
+    otherwise = Exit.USAGE if isinstance(error, ContractError) else Exit.REFUSED
+    return _EXITS.get(str(error.code), otherwise)
 
 
 def say_error(code: str, message: str, next_step: str = "") -> None:

@@ -4,13 +4,17 @@ import asyncio
 import traceback
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from tenure.cli.applications import load_application
-from tenure.cli.exits import needs
+from tenure.cli.exits import UsageError, needs
 from tenure.cli.settings import Config, completed, given
+
+if TYPE_CHECKING:
+    from tenure.executor import Executor
+    from tenure.executor.config import ExecutorSettings
 
 
 def coordinator(*, config: Config = None) -> None:
@@ -72,6 +76,8 @@ def executor(
     that runs in the working directory. The first signal drains: nothing new is taken, what runs
     goes on. A second one hurries.
     """
+    if isinstance(slots, int) and slots < 1:
+        raise UsageError("--slots: at least 1.")
     if reload:
         words = _words(slots, node, concurrency, no_broker, config)
         with needs("reload"):
@@ -79,13 +85,11 @@ def executor(
         asyncio.run(Reloading(application, words).run())
         return
     with needs("executor"):
-        from tenure.executor.config import load_settings
         from tenure.executor.errors import LifespanFailed
         from tenure.executor.runner import run
 
-    found = load_application(application)
-    values, _ = completed(
-        "executor",
+    found, settings = prepared(
+        application,
         given(
             slots=slots,
             node=node,
@@ -95,10 +99,27 @@ def executor(
         ),
     )
     try:
-        work(run(found, load_settings(**values)))
+        work(run(found, settings))
     except LifespanFailed as error:
         traceback.print_exception(error.__cause__)  # the way to the line that failed
         raise
+
+
+def prepared(application: str, values: dict[str, Any]) -> "tuple[Executor, ExecutorSettings]":
+    """The executor that ``MODULE:NAME`` names and its settings, fit for each other: everything that
+    a start needs before it needs a server. ``values``: settings that were given as options.
+
+    Raises UsageError, SetupError, MissingExtra, SettingsInvalid, DeclarationError.
+    """
+    with needs("executor"):
+        from tenure.executor.config import load_settings
+        from tenure.executor.runner import check
+
+    found = load_application(application)
+    values, _ = completed("executor", values)
+    settings = load_settings(**values)
+    check(found, settings)
+    return found, settings
 
 
 def _words(

@@ -65,7 +65,6 @@ def up(
         from tenure.cli.local.stack import ExecutorSpec
         from tenure.settings.sources import refuse_unknown_variables
 
-    # What its processes would only say once the servers run.
     for application in executor:
         check_application(application)
     refuse_unknown_variables()
@@ -88,7 +87,8 @@ async def _up(
     directory: Path, executors: "list[ExecutorSpec]", servers: "GivenServers", quiet: bool
 ) -> Exit:
     from tenure.cli.local.interrupts import Interrupts
-    from tenure.cli.local.stack import Stack
+    from tenure.cli.local.rehearsal import Failed, rehearse
+    from tenure.cli.local.stack import Stack, inherited_environment
     from tenure.cli.local.terminal import LogFollower
 
     began = time.monotonic()
@@ -101,6 +101,13 @@ async def _up(
         on_log=(lambda name, log: None) if quiet else follower.follow,
     )
     with Interrupts() as interrupts:
+        try:
+            # What the processes would only say once the servers run.
+            if not await interrupts.unless_first(rehearse(executors, inherited_environment())):
+                return Exit.INTERRUPTED
+        except Failed as failed:
+            print(failed.said, end="", file=sys.stderr)
+            return Exit(failed.exit_code)
         try:
             ready = await interrupts.unless_first(stack.start())
             if ready:

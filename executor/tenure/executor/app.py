@@ -52,6 +52,14 @@ class Executor:
         """By name of the task type."""
         return self._handlers
 
+    def refuse_empty(self) -> None:
+        """Raises DeclarationError when there is no handler, and so nothing to run."""
+        if not self._handlers:
+            raise DeclarationError(
+                f"executor {self.name!r} has no handlers.",
+                next_step="Declare one with @app.task(...).",
+            )
+
     def task(
         self,
         task_type: TaskType[InputT, OutputT],

@@ -110,6 +110,14 @@ class EventConsumer:
         """By the word that they were declared for."""
         return self._handlers
 
+    def refuse_empty(self) -> None:
+        """Raises DeclarationError when there is no handler, and so nothing to run."""
+        if not self._handlers:
+            raise DeclarationError(
+                f"consumer {self.name!r} has no handlers.",
+                next_step='Declare one with @consumer.on("task").',
+            )
+
     def on(self, *events: str) -> Callable[[EventHandler], EventHandler]:
         """Declare a handler: ``async def handler(event, context)``, for ``all``, an entity type
         (``task``) or ``ENTITY.STATE`` (``task.delivered``). Of several that fit, the closest one is

@@ -22,7 +22,6 @@ from tenure.executor.errors import (
     AuthorityBehind,
     CoordinatorError,
     CoordinatorUnavailable,
-    DeclarationError,
     ExecutorError,
     HandlerFailed,
     InboxUnavailable,
@@ -64,11 +63,7 @@ async def run_until(
     consumer: EventConsumer, settings: ConsumerSettings, stopping: Stopping
 ) -> None:
     """As ``run``, without signals and logging of its own: until ``stopping`` is asked."""
-    if not consumer.handlers:
-        raise DeclarationError(
-            f"consumer {consumer.name!r} has no handlers.",
-            next_step='Declare one with @consumer.on("task").',
-        )
+    consumer.refuse_empty()
     process = _Process(consumer, settings, stopping)
     async with process.listening(), _opened(consumer) as resources:
         await process.run(resources)
@@ -101,7 +96,7 @@ class _Process:
                 [(name, one.usable) for name, one in self._conditions.items()]
             ),
         )
-        server = await serve(address, pages)
+        server = await serve(address, pages, variable="TENURE_CONSUMER_LISTEN")
         host, port = server.sockets[0].getsockname()[:2]
         log.info("health and metrics", listen=f"{host}:{port}")
         try:

@@ -49,6 +49,15 @@ async def run(app: Executor, settings: ExecutorSettings, faults: FaultPoints = N
         await run_until(app, settings, stopping, faults)
 
 
+def check(app: Executor, settings: ExecutorSettings) -> None:
+    """See that there is something to run, and that the settings are about that.
+
+    Raises DeclarationError.
+    """
+    app.refuse_empty()
+    _concurrency(app, settings)
+
+
 async def run_until(
     app: Executor,
     settings: ExecutorSettings,
@@ -60,10 +69,7 @@ async def run_until(
 ) -> None:
     """As ``run``, without signals and logging of its own: until ``stopping`` is asked. ``clock``:
     None is the best of this platform; ``metrics``: None are new ones."""
-    if not app.handlers:
-        raise DeclarationError(
-            f"executor {app.name!r} has no handlers.", next_step="Declare one with @app.task(...)."
-        )
+    check(app, settings)
     concurrency = _concurrency(app, settings)
     if not counts_suspend():
         log.warning("no clock here counts suspended time: the wall clock is watched beside it")

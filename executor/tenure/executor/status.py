@@ -51,8 +51,11 @@ class StatusPages:
         return Answer(404, b"/healthz, /readyz or /metrics\n")
 
 
-async def serve(address: tuple[str, int], pages: StatusPages) -> asyncio.Server:
-    """Answer at ``address`` (port 0: a free one) until the server is closed.
+async def serve(
+    address: tuple[str, int], pages: StatusPages, *, variable: str = "TENURE_EXECUTOR_LISTEN"
+) -> asyncio.Server:
+    """Answer at ``address`` (port 0: a free one) until the server is closed. ``variable`` is where
+    the address was set.
 
     Raises ListenRefused.
     """
@@ -73,7 +76,7 @@ async def serve(address: tuple[str, int], pages: StatusPages) -> asyncio.Server:
     except OSError as error:
         raise ListenRefused(
             f"{host}:{port} cannot be listened on: {error.strerror or error}.",
-            next_step="Set TENURE_EXECUTOR_LISTEN to a free address of this machine.",
+            next_step=f"Set {variable} to a free address of this machine.",
         ) from error
 
 

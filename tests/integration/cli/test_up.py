@@ -39,6 +39,11 @@ async def echo(input: Text, context: Context[None]) -> Text:
         await asyncio.sleep(0.05)
     return input
 """
+LIFESPAN_FAILS = """
+@app.lifespan
+def resources():
+    raise RuntimeError("broken program")
+"""
 
 
 def environment(**settings: str) -> dict[str, str]:
@@ -233,9 +238,48 @@ async def test_two_stacks_work_side_by_side_and_restart_what_dies(ups: list[Up])
     assert await asyncio.gather(*(each.end() for each in ups)) == [0, 0]
 
 
+@pytest.mark.parametrize(
+    ("program", "settings", "said"),
+    [
+        ("raise RuntimeError('no luck')", {}, "application_broken: importing program failed: Ru"),
+        ("from tenure.executor import Executor\napp = Executor('jobs', version='1')", {},
+         "invalid_declaration: executor 'jobs' has no handlers"),
+        ("app = 1", {}, "usage: 'program:app' is no Executor"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", {},
+         "local_process_failed: program:app: the import was ended by SIGSEGV"),
+        (PROGRAM, {"TENURE_CONCURRENCY": "other=1"},
+         "invalid_declaration: TENURE_CONCURRENCY names 'other'"),
+        (PROGRAM, {"TENURE_LEASE_SECONDS": "long"},
+         "settings_invalid: The settings cannot be used: TENURE_LEASE_SECONDS"),
+        (PROGRAM, {"TENURE_RELAY_MAX_IN_FLIGHT": "0"},
+         "settings_invalid: The settings cannot be used: TENURE_RELAY_MAX_IN_FLIGHT"),
+    ],
+)  # fmt: skip
+async def test_what_would_end_a_process_at_once_is_said_before_a_server_starts(
+    tmp_path: Path, program: str, settings: dict[str, str], said: str
+) -> None:
+    up = Up(tmp_path)
+    (tmp_path / "program.py").write_text(program)
+    code, out, err = await up.run("up", "--executor", "program:app", **settings)
+    assert code == (Exit.USAGE if said.startswith("usage") else Exit.SETUP)
+    assert err.splitlines()[-1].startswith(f"error: {said}")
+    assert out == ""
+    assert not (tmp_path / ".tenure").exists()
+
+
+async def test_a_client_that_is_made_while_a_module_is_imported_keeps_nothing_from_starting(
+    ups: list[Up],
+) -> None:
+    up = ups[0]
+    more = "from tenure.client import Client\nclient = Client.from_environment()\n"
+    (up.folder / "program.py").write_text(PROGRAM + more)
+    await up.start()
+    assert await up.end() == 0
+
+
 async def test_an_executor_that_cannot_start_ends_the_start_with_its_log(ups: list[Up]) -> None:
     up = ups[0]
-    (up.folder / "program.py").write_text("raise RuntimeError('broken program')\n")
+    (up.folder / "program.py").write_text(PROGRAM + LIFESPAN_FAILS)
     code, out, err = await up.run("up", "--executor", "program:app")
     assert code == Exit.SETUP
     assert "broken program" in err
