@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from tenure.cli.applications import load_consumer
 from tenure.cli.exits import UsageError, needs
 from tenure.cli.output import Output, ago, print_json, print_table
-from tenure.cli.processes import work
+from tenure.cli.processes import work_of_others
 from tenure.cli.settings import Config, completed, given
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def run(application: Named, /, *, config: Config = None) -> None:
     found.refuse_empty()
     values, _ = completed("consumer", given(config=config))
     try:
-        work(run_consumer(found, load_settings(**values)))
+        work_of_others(run_consumer(found, load_settings(**values)))
     except LifespanFailed as error:
         traceback.print_exception(error.__cause__)  # the way to the line that failed
         raise

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from tenure.cli.applications import load_application
 from tenure.cli.exits import UsageError, needs
+from tenure.cli.leaving import Leaving
 from tenure.cli.settings import Config, completed, given
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def executor(
         ),
     )
     try:
-        work(run(found, settings))
+        work_of_others(run(found, settings))
     except LifespanFailed as error:
         traceback.print_exception(error.__cause__)  # the way to the line that failed
         raise
@@ -150,3 +151,12 @@ def work(process: Coroutine[Any, Any, None]) -> None:
     else:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(process)
+
+
+def work_of_others(process: Coroutine[Any, Any, None]) -> None:
+    """As ``work``, for a process that runs handlers: what they leave running ends with it."""
+    leaving = Leaving()
+    try:
+        work(leaving.process(process))
+    finally:
+        leaving.loop_closed()
