@@ -31,8 +31,8 @@ from tenure.cli.connection import CONNECTION_FILE, read_connection_file, state_d
 from tenure.cli.exits import Exit, needs
 from tenure.cli.output import Output, print_json
 from tenure.cli.settings import Config, given, is_incomplete, model_of, read
-from tenure.contract.codes import Code
 from tenure.contract.errors import TenureError
+from tenure.contract.tasks import IdentityView
 from tenure.contract.topology import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
@@ -324,7 +324,7 @@ async def _broker(url: str, name_prefix: str, *, may_declare: bool) -> AsyncIter
 
 
 async def _http(url: str, token: str, role: str) -> AsyncIterator[Finding]:
-    """The coordinator, and what our token is worth there. Only a reader may list nodes."""
+    """The coordinator, and what our token is worth there."""
     with needs("cli"):
         import httpx2
 
@@ -334,7 +334,7 @@ async def _http(url: str, token: str, role: str) -> AsyncIterator[Finding]:
             if role == "executor":
                 ready = await client.get("/readyz")
                 yield _readiness(url, ready.status_code, ready.text)
-            answer = await client.get("/v1/nodes", headers=headers)
+            answer = await client.get("/v1/identity", headers=headers)
     except httpx2.HTTPError as error:
         reason = str(error) or type(error).__name__
         yield fail(
@@ -381,20 +381,20 @@ def _readiness(url: str, status: int, text: str) -> Finding:
 
 
 def _token(check: str, role: str, status: int, text: str) -> Finding:
-    known = status == 200 if role != "executor" else status == 403 and Code.FORBIDDEN_ROLE in text
-    if known:
-        return ok(check, "known to the coordinator, with the right role")
+    if status == 200:
+        who = IdentityView.model_validate_json(text)
+        if who.role == role:
+            return ok(check, f"known to the coordinator as {who.name!r} of tenant {who.tenant!r}")
+        return fail(
+            check,
+            f"known to the coordinator, but its role is {who.role} and not {role}",
+            f"Use a token with the role {role}.",
+        )
     if status == 401:
         return fail(
             check,
             "not known to the coordinator",
             "Compare TENURE_TOKEN with the coordinator's TENURE_TOKENS.",
-        )
-    if status in (200, 403):
-        return fail(
-            check,
-            f"known to the coordinator, but its role is not {role}",
-            f"Use a token with the role {role}.",
         )
     return warn(check, f"cannot be judged now: HTTP {status}", "Ask again once it is ready.")
 

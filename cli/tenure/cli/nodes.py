@@ -12,6 +12,8 @@ from tenure.cli.output import Output, ago, print_fields, print_json, print_table
 from tenure.contract.operations import QuarantineRequest, ReviewClosing
 from tenure.contract.quantities import cpu_text, memory_text
 from tenure.contract.scheduling import NodeDetail, NodeFactsChange
+from tenure.contract.states import NodeState
+from tenure.contract.tasks import NodeList
 
 LOOK_SECONDS: Final = 0.5
 
@@ -122,16 +124,26 @@ def _print(detail: NodeDetail, output: str) -> None:
 
 
 @app.command(name="list")
-def list_nodes(*, output: Output = "table") -> None:
-    """List the nodes that the coordinator knows: one line for each start of an executor."""
+def list_nodes(
+    *,
+    every_start: Annotated[
+        bool,
+        Parameter(
+            name="--all", negative="", help="With starts that have ended within the last hour."
+        ),
+    ] = False,
+    output: Output = "table",
+) -> None:
+    """List the executors' processes, one line for each."""
 
     async def read() -> Any:
         async with open_client() as client:
             return await client.nodes()
 
-    nodes = asyncio.run(read())
+    known = asyncio.run(read())
+    shown = tuple(node for node in known.nodes if every_start or node.state != NodeState.GONE)
     if output == "json":
-        print_json(nodes)
+        print_json(NodeList(nodes=shown))
         return
     print_table(
         ["node", "state", "software", "slots", "task types", "last seen", "incarnation"],
@@ -145,9 +157,11 @@ def list_nodes(*, output: Output = "table") -> None:
                 ago(node.last_seen_at),
                 node.incarnation,
             )
-            for node in nodes.nodes
+            for node in shown
         ],
     )
+    if ended := len(known.nodes) - len(shown):
+        print(f"{ended} more ended within the last hour: --all lists them")
 
 
 @app.command

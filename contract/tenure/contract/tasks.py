@@ -393,6 +393,14 @@ class NodeList(Frozen):
     nodes: tuple[NodeView, ...]
 
 
+class IdentityView(Frozen):
+    """``GET /v1/identity``: who a token stands for."""
+
+    name: str = Field(description="the actor of every event that its requests cause")
+    tenant: str
+    role: str = Field(description="application, executor, operator or read_only")
+
+
 class ShardStatus(Frozen):
     """Cursor of one shard."""
 

@@ -109,7 +109,13 @@ async def test_an_executor_sees_coordinator_token_and_broker(
             "broker": "ok",
             "disk": found["disk"]["verdict"],
         }
-        for token, says in ((tokens["shop"], "its role is not executor"), ("x" * 20, "not known")):
+        assert "of tenant 'default'" in found["executor token"]["says"]
+        # What is in order is asked for so that no log tells of a refusal.
+        assert "forbidden_role" not in (await api.operator.get("/metrics")).text
+        for token, says in (
+            (tokens["shop"], "its role is application and not executor"),
+            ("x" * 20, "not known"),
+        ):
             found = await doctor.findings("executor", TENURE_URL=url, TENURE_TOKEN=token)
             assert found["executor token"]["verdict"] == "fail"
             assert says in found["executor token"]["says"]

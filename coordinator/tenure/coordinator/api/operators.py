@@ -1,11 +1,12 @@
-"""What operators ask besides tasks: nodes, what was enqueued, how far publishing is behind."""
+"""What operators ask besides tasks: nodes, what was enqueued, how far publishing is behind; and
+what anybody may ask: who a token stands for."""
 
 from typing import Literal
 
 import structlog
 from pydantic import Field
 
-from tenure.contract.tasks import IntakeRetried, IntakeRetry, NodeList
+from tenure.contract.tasks import IdentityView, IntakeRetried, IntakeRetry, NodeList
 from tenure.coordinator.api.endpoint import Answer, Call
 from tenure.coordinator.api.reading import Query, read_model
 from tenure.coordinator.store.reads import Reads
@@ -22,10 +23,15 @@ class IntakeQuery(Query):
 
 
 class Operators:
-    """Handlers of ``/v1/nodes``, ``/v1/intake`` and ``/v1/outbox``."""
+    """Handlers of ``/v1/identity``, ``/v1/nodes``, ``/v1/intake`` and ``/v1/outbox``."""
 
     def __init__(self, reads: Reads) -> None:
         self._reads = reads
+
+    async def identity(self, call: Call) -> Answer:
+        """Who asks, by the token of the request."""
+        who = call.identity
+        return Answer(IdentityView(name=who.name, tenant=who.tenant, role=who.role.value))
 
     async def nodes(self, call: Call) -> Answer:
         """Live incarnations of the tenant, and those that ended within the last hour."""

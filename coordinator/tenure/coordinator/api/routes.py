@@ -27,6 +27,7 @@ from tenure.contract.tasks import (
     TRACEPARENT_HEADER,
     BatchReply,
     CancelReply,
+    IdentityView,
     IntakeList,
     IntakeRetried,
     IntakeRetry,
@@ -284,6 +285,15 @@ def endpoints(
             StreamView,
             query=StreamQuery,
             codes=(Code.NOT_FOUND, Code.EVENTS_REMOVED, *NEVER_TAKEN_IN),
+        ),
+        Endpoint(
+            "GET",
+            "/v1/identity",
+            "identity",
+            "See who a token stands for",
+            EVERY_ROLE,
+            operators.identity,
+            IdentityView,
         ),
         Endpoint(
             "GET",
