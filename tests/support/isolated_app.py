@@ -81,6 +81,27 @@ def do_leave(input: Job, context: Context[Any]) -> Done:
     return Done()
 
 
+def do_abandon(input: Job, context: Context[Any]) -> Done:
+    """Ends without a word; what it has forked has left its group and lives on, with everything
+    that was open."""
+    path = Path(input.path)
+    if os.fork() == 0:
+        os.setsid()
+        path.with_suffix(".new").write_text(str(os.getpid()))
+        path.with_suffix(".new").rename(path)
+        time.sleep(600)
+    while not path.exists():
+        time.sleep(0.01)
+    os._exit(3)
+
+
+def do_chatter(input: Job, context: Context[Any]) -> Done:
+    """Says more about its progress than anybody wants to know."""
+    for row in range(100):
+        context.progress(row / 100, "\ud800" + "x" * 1_000_000)
+    return Done(said="done")
+
+
 def do_spin(input: Job, context: Context[Any]) -> Done:
     while True:
         pass

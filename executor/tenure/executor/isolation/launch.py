@@ -6,6 +6,7 @@ to the descriptor ``status``, one JSON object a line; the descriptor closes when
 """
 
 import ctypes
+import fcntl
 import json
 import os
 import resource
@@ -88,15 +89,24 @@ def _join(group: Path) -> str | None:
 
 
 def _program(spec: dict[str, Any], enforced: dict[str, Any]) -> int | str:
-    """What is executed. With a digest: the very file that was read, whatever its path becomes."""
+    """What is executed. With a digest: the very bytes that were read, whatever the path becomes. A
+    program that runs cannot be written to; a script can, and its interpreter reads it later: what
+    runs is a copy of it, where the platform has files for that."""
     path: str = spec["argv"][0]
     if spec["digest"] is None:
         return path
+    copy: int | None = None
     try:
         descriptor = os.open(path, os.O_RDONLY)
         found = sha256()
-        while block := os.read(descriptor, 1 << 20):
+        block = os.read(descriptor, 1 << 20)
+        if block.startswith(b"#!"):
+            copy = _unnamed_file()
+        while block:
             found.update(block)
+            if copy is not None:
+                _write_all(copy, block)
+            block = os.read(descriptor, 1 << 20)
     except OSError as error:
         raise Refused("program_changed", f"{path} cannot be read: {error.strerror}") from error
     if found.hexdigest() != spec["digest"]:
@@ -105,8 +115,28 @@ def _program(spec: dict[str, Any], enforced: dict[str, Any]) -> int | str:
     if os.execve not in os.supports_fd:
         os.close(descriptor)
         return path
+    if copy is not None:
+        os.close(descriptor)
+        descriptor = copy
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     os.set_inheritable(descriptor, True)  # the interpreter of a script opens it again
     return descriptor
+
+
+def _unnamed_file() -> int | None:
+    """One in memory, which can be sealed; None where there is none, or none that may be run."""
+    if not hasattr(os, "memfd_create"):
+        return None
+    try:
+        return os.memfd_create("program", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError:
+        return None
+
+
+def _write_all(descriptor: int, block: bytes) -> None:
+    while block:
+        block = block[os.write(descriptor, block) :]
 
 
 _KINDS: Final = {

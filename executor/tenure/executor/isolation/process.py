@@ -16,6 +16,7 @@ import structlog
 
 from tenure.contract.codes import Reason
 from tenure.contract.isolation import Enforcement
+from tenure.executor.aside import aside
 from tenure.executor.declare import HandlerDeclaration
 from tenure.executor.errors import RunEnded
 from tenure.executor.isolation import launch
@@ -24,17 +25,33 @@ from tenure.executor.isolation.deadlines import Deadlines
 from tenure.executor.isolation.place import Place
 
 GRACE_SECONDS: Final = 2.0
-"""Between the request to end and the kill, while the attempt still has authority."""
+"""Between the request to end and the kill, while the attempt still has authority; and between the
+end of the process and that of what it has left behind."""
 PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 
 log = structlog.get_logger("tenure.executor")
 
 
+class _Streams(asyncio.subprocess.SubprocessStreamProtocol):
+    """Tells of the end of the process. The library's own wait is also for the end of its pipes,
+    which whatever it has started may hold open for ever."""
+
+    def __init__(self, limit: int, exited: asyncio.Event) -> None:
+        super().__init__(limit, asyncio.get_running_loop())
+        self._exited = exited
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self._exited.set()
+
+
 @dataclass(slots=True)
 class Child:
-    """A started process. ``enforced`` is complete once ``began`` was awaited."""
+    """A started process. What it has left behind is ended a moment after it, and its pipes with
+    that: who reads them to their end reads not much longer than it lives."""
 
     process: asyncio.subprocess.Process
+    exited: asyncio.Event
     enforced: Enforcement
     cgroup: Cgroup | None
     overran: Callable[[], bool]
@@ -70,18 +87,21 @@ async def running(
     may_act: Callable[[], bool],
     keep: Sequence[int] = (),
     apart: bool = True,
+    limit: int = 2**16,
+    hang_up: Callable[[], None] = lambda: None,
     **streams: Any,
 ) -> AsyncIterator[Child]:
     """The process of an attempt, for the length of the block; nothing of its group is left after.
 
-    ``name`` is unique; ``keep``: descriptors that it inherits; ``streams`` as of asyncio. Without
-    ``apart`` it is what the executor is, only a process of its own: same folder, account and
+    ``name`` is unique; ``keep``: descriptors that it inherits; ``limit`` and ``streams`` as of
+    asyncio; ``hang_up``: ends what is read from it by other ways than these. Without ``apart`` it
+    is what the executor is, only a process of its own: same folder, account and
     environment, as given. Raises RunEnded when it is not started.
     """
     command = declaration.command
     if not apart:
         place = Place()
-    folder = await asyncio.to_thread(_make_folder, place)
+    folder = await aside(lambda: _make_folder(place))
     cgroup: Cgroup | None = None
     notes: list[str] = []
     try:
@@ -110,7 +130,10 @@ async def running(
                     },
                     "parent": os.getpid(),
                 }
-                process = await asyncio.create_subprocess_exec(
+                exited = asyncio.Event()
+                loop = asyncio.get_running_loop()
+                transport, protocol = await loop.subprocess_exec(
+                    lambda: _Streams(limit, exited),
                     sys.executable, "-I", "-S", launch.__file__, json.dumps(spec),
                     cwd=folder if apart else None,
                     env={**_own_environment(folder), **environment} if apart else environment,
@@ -118,6 +141,7 @@ async def running(
                     start_new_session=True,
                     **streams,
                 )  # fmt: skip
+                process = asyncio.subprocess.Process(transport, protocol, loop)
             finally:
                 os.close(told)
             watched = deadlines.watch(
@@ -125,16 +149,19 @@ async def running(
                 may_act=None if declaration.on_authority_loss == "isolate" else may_act,
                 seconds=declaration.time_limit_seconds,
             )
+            leaving = asyncio.create_task(_end_what_is_left(process, exited, transport, hang_up))
             try:
                 enforced = await _began(status_file, declaration, notes)
-                yield Child(process, enforced, cgroup, watched.overran)
+                yield Child(process, exited, enforced, cgroup, watched.overran)
             finally:
-                await _uninterrupted(_end(process, cgroup, gently=may_act()))
+                leaving.cancel()
+                await _uninterrupted(_end(process, exited, cgroup, gently=may_act()))
+                transport.close()
                 deadlines.forget(watched)
     finally:
         if cgroup is not None:
             cgroup.remove()
-        await _uninterrupted(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
+        await _uninterrupted(aside(lambda: shutil.rmtree(folder, ignore_errors=True)))
 
 
 def _make_folder(place: Place) -> str:
@@ -167,7 +194,7 @@ def _limits(declaration: HandlerDeclaration) -> dict[str, int]:
 async def _began(status: Any, declaration: HandlerDeclaration, notes: list[str]) -> Enforcement:
     """What was enforced, once the program runs. Raises RunEnded where it does not."""
     said: dict[str, Any] = {}
-    for line in (await asyncio.to_thread(status.readall)).splitlines():
+    for line in (await aside(status.readall)).splitlines():
         said |= json.loads(line)
     if "code" in said:
         raise RunEnded(Reason(said["code"]), said["message"])
@@ -184,19 +211,39 @@ async def _began(status: Any, declaration: HandlerDeclaration, notes: list[str])
     )
 
 
-async def _end(process: asyncio.subprocess.Process, cgroup: Cgroup | None, *, gently: bool) -> None:
+async def _end_what_is_left(
+    process: asyncio.subprocess.Process,
+    exited: asyncio.Event,
+    transport: asyncio.SubprocessTransport,
+    hang_up: Callable[[], None],
+) -> None:
+    """Once the process has ended: end its group, and read no more from whoever has left that."""
+    await exited.wait()
+    await asyncio.sleep(GRACE_SECONDS)
+    _signal(process.pid, signal.SIGKILL)
+    transport.close()
+    hang_up()
+
+
+async def _end(
+    process: asyncio.subprocess.Process,
+    exited: asyncio.Event,
+    cgroup: Cgroup | None,
+    *,
+    gently: bool,
+) -> None:
     """End the whole group: by request first where there is time for it."""
-    if process.returncode is None and gently:
+    if not exited.is_set() and gently:
         _signal(process.pid, signal.SIGTERM)
         with suppress(TimeoutError):
             async with asyncio.timeout(GRACE_SECONDS):
-                await process.wait()
+                await exited.wait()
     _signal(process.pid, signal.SIGKILL)  # also what it has left behind in its group
     if cgroup is not None:
         cgroup.kill()
-    await process.wait()
+    await exited.wait()
     if cgroup is not None:
-        await asyncio.to_thread(cgroup.wait_until_empty, GRACE_SECONDS)
+        await aside(lambda: cgroup.wait_until_empty(GRACE_SECONDS))
 
 
 def _signal(group: int, number: int) -> None:

@@ -111,7 +111,10 @@ class Sandbox:
                     may_act=lease.may_act,
                     keep=(theirs.fileno(), cell.descriptor),
                     apart=apart,
+                    hang_up=writer.close,
                     stdin=asyncio.subprocess.DEVNULL,
+                    stdout=None,
+                    stderr=None,
                 ) as child:
                     theirs.close()
                     record(child.enforced)
@@ -127,7 +130,7 @@ class Sandbox:
                             f"the output is longer than {self._output_limit_bytes} bytes",
                         ) from error
                     if not line:
-                        await child.process.wait()
+                        await child.exited.wait()
                         raise child.ended(child.enforced)
                     return _answer(declaration, line)
             finally:
@@ -188,7 +191,7 @@ class Sandbox:
                 _read_end(child.process.stderr),
                 _feed(child.process.stdin, to_json(input)),
             )
-            await child.process.wait()
+            await child.exited.wait()
             return self._result(declaration, child, output, errors)
 
     def _result(
@@ -326,7 +329,8 @@ async def _read_end(stream: asyncio.StreamReader | None) -> bytes:
 
 async def _feed(stream: asyncio.StreamWriter | None, text: bytes) -> None:
     assert stream is not None
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it reads what it likes
+    # It reads what it likes. uvloop raises RuntimeError once the process has ended.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError, RuntimeError):
         stream.write(text)
         await stream.drain()
         stream.close()
