@@ -6,11 +6,13 @@ Servers start when the first test asks for them, so unit tests stay quick.
 import os
 import secrets
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
@@ -40,6 +42,9 @@ hypothesis_settings.load_profile("repeatable")
 # A shell's background job ignores SIGINT, and so would every program that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What servers in this process log comes between what a command prints, unless it goes elsewhere.
+structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
 
 CHOSEN = pytest.StashKey[tuple[services.Backend, str]]()
 

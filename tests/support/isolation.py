@@ -146,6 +146,30 @@ class DatabaseServer:
             await connection.close()
 
 
+async def make_patient(database: FreshDatabase) -> None:
+    """Let the coordinator's sessions that begin from now on wait for locks and statements as long
+    as the test does, so that a busy machine ends none. A pooler may keep older sessions."""
+    connection = await asyncpg.connect(database.admin_url)
+    try:
+        for name in ("lock_timeout", "statement_timeout", "transaction_timeout"):
+            await connection.execute(
+                f'alter role {Roles().coordinator} in database "{database.name}" set {name} = 0'
+            )
+    finally:
+        await connection.close()
+
+
+async def make_impatient(database: FreshDatabase) -> None:
+    """Take back ``make_patient``: the limits of the role hold again."""
+    connection = await asyncpg.connect(database.admin_url)
+    try:
+        await connection.execute(
+            f'alter role {Roles().coordinator} in database "{database.name}" reset all'
+        )
+    finally:
+        await connection.close()
+
+
 _STATE = (
     "commands", "task_types", "tasks", "task_inputs", "task_progress", "attempts", "reservations",
     "nodes", "incarnations", "receipts", "renewals", "intake", "intake_roles", "log", "profiles",

@@ -43,6 +43,7 @@ from tenure.coordinator.store.load import (
     load_submissions,
 )
 from tests.support.authority import TENANT
+from tests.support.sessions import part
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND
@@ -99,7 +100,11 @@ async def accept(
     asked: Asked, command: AnyCommand, *, later: int = 0, policy: LeasePolicy | None = None
 ) -> Item:
     """As ``decision``, which has to accept the command."""
-    decided = await decision(asked, command, later=later, policy=policy)
+    return accepted(command, await decision(asked, command, later=later, policy=policy))
+
+
+def accepted(command: AnyCommand, decided: Decision) -> Item:
+    """The decision, which has to accept the command, to be committed."""
     assert isinstance(decided, Accepted), decided
     return Item(command, decided)
 
@@ -163,4 +168,4 @@ async def patient(url: str) -> AsyncIterator[asyncpg.Connection]:
     try:
         yield connection
     finally:
-        await connection.close()
+        await part(connection)

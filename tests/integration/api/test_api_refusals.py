@@ -32,7 +32,11 @@ async def api(
     async with (
         database_server.fresh(template=database_template) as database,
         fleet(
-            database, space, payload_limit_bytes=PAYLOAD_LIMIT, batch_limit_bytes=BATCH_LIMIT
+            database,
+            space,
+            payload_limit_bytes=PAYLOAD_LIMIT,
+            batch_limit_bytes=BATCH_LIMIT,
+            node_silence_seconds=3600,  # the node sends no heartbeats, and no review shall begin
         ) as found,
     ):
         await found.register()

@@ -14,6 +14,7 @@ from tests.support.happenings import everything_that_can_happen
 from tests.support.isolation import BrokerSpace, FreshDatabase
 from tests.support.published import check_message, published
 from tests.support.relays import (
+    Consumer,
     all_passed,
     broker_channel,
     consume,
@@ -21,6 +22,7 @@ from tests.support.relays import (
     declare_queue,
     relaying,
 )
+from tests.support.sessions import until
 
 
 @pytest.mark.requirement("EVENT-01")
@@ -39,19 +41,27 @@ async def test_every_message_on_the_broker_is_as_asyncapi_says(
                 node_queue(TENANT, IncarnationId(record["id"]), prefix) for record in incarnations
             )
         ]
+        rows = await bench.owner.fetch("select event_id::text from tenure.log where not copy")
+
+        async def arrived() -> bool:
+            every_event = {row["event_id"] for row in rows} <= events.event_ids
+            return every_event and set(TO_NODES) <= names_of(*nodes)
+
         async with relaying(database.relay_url, broker.url, prefix):
             await all_passed(database.relay_url)
+            await until(arrived)
     for message in events.messages:
         check_message(message.body, "events")
     for node in nodes:
         for message in node.messages:
             check_message(message.body, "assignments")
-    assert {message_name(message.body) for message in events.messages} == set(
-        published("asyncapi.json")["channels"]["events"]["messages"]
-    )
-    assert {message_name(message.body) for node in nodes for message in node.messages} == set(
-        TO_NODES
-    )
+    assert names_of(events) == set(published("asyncapi.json")["channels"]["events"]["messages"])
+    assert names_of(*nodes) == set(TO_NODES)
+
+
+def names_of(*consumers: Consumer) -> set[str]:
+    """Which messages of the document have arrived."""
+    return {message_name(message.body) for one in consumers for message in one.messages}
 
 
 async def test_the_served_document_is_the_published_one(

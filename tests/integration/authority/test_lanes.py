@@ -19,7 +19,7 @@ from tenure.coordinator.core.rows import ResourceAmounts, TaskRow
 from tenure.coordinator.errors import Overloaded, Unavailable
 from tests.support import steps
 from tests.support.authority import Bench, replica
-from tests.support.isolation import FreshDatabase
+from tests.support.isolation import FreshDatabase, make_impatient, make_patient
 from tests.support.sessions import session, until
 
 
@@ -27,6 +27,14 @@ from tests.support.sessions import session, until
 async def bench(emptied_database: FreshDatabase) -> AsyncIterator[Bench]:
     async with replica(emptied_database) as bench:
         yield bench
+
+
+@pytest.fixture
+async def patience(emptied_database: FreshDatabase) -> AsyncIterator[None]:
+    """To be asked for before a replica: a call of it waits for its locks until it has them."""
+    await make_patient(emptied_database)
+    yield
+    await make_impatient(emptied_database)
 
 
 @pytest.fixture
@@ -132,18 +140,24 @@ async def test_a_call_given_up_for_a_lock_or_cancelled_is_made_again(
     call = asyncio.create_task(bench.submit())
     await blocked_calls(bench)
     async with session(emptied_database.admin_url) as admin:
-        await admin.execute(
-            "select pg_cancel_backend(pid) from pg_stat_activity"
-            " where usename = 'tenure_coordinator' and datname = current_database()"
-            " and wait_event_type = 'Lock'"
-        )
-    await noticed(bench, "QueryCanceledError")
+
+        async def cancelled() -> bool:
+            # The call may be between two tries of its own at that moment.
+            await admin.execute(
+                "select pg_cancel_backend(pid) from pg_stat_activity"
+                " where usename = 'tenure_coordinator' and datname = current_database()"
+                " and wait_event_type = 'Lock'"
+            )
+            return "QueryCanceledError" in bench.observer.errors
+
+        await until(cancelled)
     await noticed(bench, "LockNotAvailableError")
     await appender.execute("rollback")
     assert (await bench.task(await call))["state"] == "open"
 
 
 @pytest.mark.direct("a setting of a database reaches new sessions, and a pooler keeps old ones")
+@pytest.mark.usefixtures("patience")
 async def test_a_call_that_deadlocks_is_made_again(
     bench: Bench, emptied_database: FreshDatabase
 ) -> None:
@@ -207,6 +221,7 @@ async def test_a_row_that_somebody_holds_keeps_no_other_command_waiting(
     assert too_late.refused.code == Code.WRONG_STATE
 
 
+@pytest.mark.usefixtures("patience")
 async def test_what_queues_up_behind_a_commit_is_the_next_batch(
     bench: Bench, appender: asyncpg.Connection
 ) -> None:
@@ -233,6 +248,7 @@ async def test_one_attempts_commands_are_done_in_the_order_they_came(bench: Benc
         assert states[1:5] == ["submitted", "accepted", "running", "delivered"]
 
 
+@pytest.mark.usefixtures("patience")
 async def test_more_than_may_wait_is_refused_and_nothing_of_it_is_done(
     bench: Bench, appender: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +280,7 @@ async def test_a_command_past_its_deadline_is_answered_and_may_be_repeated(
     assert await bench.owner.fetchval("select count(*) from tenure.tasks") == 1
 
 
+@pytest.mark.usefixtures("patience")
 async def test_a_caller_that_goes_away_stops_neither_its_decided_command_nor_the_lane(
     bench: Bench, appender: asyncpg.Connection
 ) -> None:
@@ -282,6 +299,7 @@ async def test_a_caller_that_goes_away_stops_neither_its_decided_command_nor_the
     assert waiting.task_id not in {row["task_id"] for row in stored}
 
 
+@pytest.mark.usefixtures("patience")
 async def test_closing_answers_everything_that_came_before(
     bench: Bench, appender: asyncpg.Connection
 ) -> None:
