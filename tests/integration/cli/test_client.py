@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -190,11 +189,6 @@ async def test_an_operator_holds_releases_and_retries_by_a_handle(
         assert (receipt.admitted, receipt.output) == (True, {"digest": "z"})
 
 
-def as_json(said: str) -> Any:
-    """The document among the lines of the coordinator, which logs to the same place."""
-    return json.loads(said[said.index("{\n") :])
-
-
 @pytest.mark.requirement("LATE-02")
 async def test_the_command_holds_releases_retries_and_lists_receipts(
     api: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -221,9 +215,9 @@ async def test_the_command_holds_releases_retries_and_lists_receipts(
     assert "waits" in await said("release", waiting)
     listed = await said("receipts", task_id)
     assert "not_current" in listed
-    (receipt,) = as_json(await said("receipts", task_id, "-o", "json"))["receipts"]
+    (receipt,) = json.loads(await said("receipts", task_id, "-o", "json"))["receipts"]
     assert (receipt["code"], receipt["output"]) == ("not_current", {"late": True})
-    retried = as_json(await said("retry", task_id, "-o", "json"))
+    retried = json.loads(await said("retry", task_id, "-o", "json"))
     assert retried["outcome"] == "submitted_again"
     shown = await said("show", task_id)
     assert retried["new_task_id"] in shown

@@ -62,7 +62,7 @@ class Developer:
         write(self.folder, version)
 
     def break_it(self) -> None:
-        (self.folder / "jobs.py").write_text("def :\n", encoding="utf-8")
+        save(self.folder, "def :\n")
 
     async def listen(self) -> None:
         assert self.process.stderr is not None
@@ -74,7 +74,14 @@ class Developer:
 
 
 def write(folder: Path, version: str) -> None:
-    (folder / "jobs.py").write_text(PROGRAM.replace("VERSION", version), encoding="utf-8")
+    save(folder, PROGRAM.replace("VERSION", version))
+
+
+def save(folder: Path, text: str) -> None:
+    """At once, as editors do: half a file would be another change."""
+    part = folder / "jobs.part"
+    part.write_text(text, encoding="utf-8")
+    part.replace(folder / "jobs.py")
 
 
 @asynccontextmanager
@@ -138,10 +145,11 @@ async def test_a_changed_source_is_a_new_start_and_what_runs_is_finished_first(
         assert await developer.process.wait() == 0
 
 
+@pytest.mark.timeout(180)
 async def test_what_cannot_begin_waits_for_a_change(
     database: FreshDatabase, broker: BrokerSpace, tmp_path: Path
 ) -> None:
-    (tmp_path / "jobs.py").write_text("import nothing_of_that_name\n", encoding="utf-8")
+    save(tmp_path, "import nothing_of_that_name\n")
     async with (
         fleet(database, broker) as api,
         developing(api, broker, tmp_path) as developer,

@@ -11,7 +11,7 @@ import pytest
 
 from tenure.cli.local import processes
 from tenure.cli.local.errors import LocalProcessFailedError
-from tenure.cli.local.ports import LOOPBACK, reserve_port
+from tenure.cli.local.ports import LOOPBACK, PortReservation, reserve_port
 from tenure.cli.local.programs import Program, ProgramSpec
 from tenure.cli.local.supervisor import LONGEST_PAUSE_SECONDS, Supervisor, pause_before_restart
 from tenure.cli.local.terminal import LogFollower
@@ -42,10 +42,11 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.programs: list[Program] = []
+        self.ports: list[PortReservation] = []
 
     def program(self, name: str, *, stubborn: bool = False, script: str = SERVER) -> Program:
         port = reserve_port()
-        port.release()
+        self.ports.append(port)
         program = Program(
             ProgramSpec(
                 name=name,
@@ -70,6 +71,8 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     yield scene
     for program in scene.programs:
         program.kill()
+    for port in scene.ports:
+        port.release()
 
 
 async def test_a_program_is_ready_once_it_answers_and_ends_with_all_it_started(
@@ -77,7 +80,7 @@ async def test_a_program_is_ready_once_it_answers_and_ends_with_all_it_started(
 ) -> None:
     program = scene.program("one")
     await program.start()
-    await program.ready(within_seconds=30)
+    await program.ready(within_seconds=90)
     other = scene.grandchild(program)
     assert processes.is_alive(other)
     await program.stop(asyncio.Event())
@@ -89,7 +92,7 @@ async def test_a_program_that_ends_at_its_start_shows_the_end_of_its_log(scene: 
     program = scene.program("broken", script="raise SystemExit('no such thing')")
     await program.start()
     with pytest.raises(LocalProcessFailedError, match="no such thing") as caught:
-        await program.ready(within_seconds=30)
+        await program.ready(within_seconds=90)
     assert caught.value.code == "local_process_failed"
 
 
@@ -97,11 +100,11 @@ async def test_what_an_earlier_start_has_logged_is_not_shown_for_this_one(scene:
     first = scene.program("broken", script="raise SystemExit('an old fault')")
     await first.start()
     with pytest.raises(LocalProcessFailedError, match="an old fault"):
-        await first.ready(within_seconds=30)
+        await first.ready(within_seconds=90)
     again = scene.program("broken", script="raise SystemExit('a new fault')")
     await again.start()
     with pytest.raises(LocalProcessFailedError, match="a new fault") as caught:
-        await again.ready(within_seconds=30)
+        await again.ready(within_seconds=90)
     assert "an old fault" not in str(caught.value)
 
 
@@ -111,7 +114,7 @@ async def test_hurry_ends_what_does_not_want_to_end(
     monkeypatch.setattr("tenure.cli.local.programs.HURRIED_SECONDS", 0.1)
     program = scene.program("stubborn", stubborn=True)
     await program.start()
-    await program.ready(within_seconds=30)
+    await program.ready(within_seconds=90)
     hurry = asyncio.Event()
     stopping = asyncio.create_task(program.stop(hurry))
     await eventually(lambda: program.spec.log.read_text().count("asked to end") == 1)
@@ -126,13 +129,13 @@ async def test_a_killed_program_is_started_again_until_it_is_let_go(scene: Scene
     supervisor = Supervisor(lambda name, words: said.append(f"{name}: {words}"))
     program = scene.program("one")
     await program.start()
-    await program.ready(within_seconds=30)
+    await program.ready(within_seconds=90)
     supervisor.keep("one", program, lambda: program.status)
     first = program.pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
     await eventually(lambda: program.pid not in (None, first))
-    await program.ready(within_seconds=30)
+    await program.ready(within_seconds=90)
     assert said[0].startswith("one: was ended by SIGKILL; starting it again in")
     assert supervisor.deaths == {"one": 1}
     await supervisor.let_go("one")
@@ -147,9 +150,9 @@ def test_the_pause_before_a_restart_grows_to_a_limit_and_is_jittered() -> None:
     assert pause_before_restart(10**6, 1.0) == LONGEST_PAUSE_SECONDS
 
 
-async def test_children_do_not_outlive_a_killed_supervisor(tmp_path: Path) -> None:
+async def test_children_do_not_outlive_a_killed_supervisor(scene: Scene, tmp_path: Path) -> None:
     port = reserve_port()
-    port.release()
+    scene.ports.append(port)
     script = f"""
 import asyncio, os
 from pathlib import Path
@@ -161,7 +164,7 @@ async def main():
         log=Path({str(tmp_path / "one.log")!r}),
         ready_url="http://127.0.0.1:{port.port}/", drain_seconds=60.0))
     await program.start()
-    await program.ready(within_seconds=30)
+    await program.ready(within_seconds=90)
     print(program.pid, flush=True)
     await asyncio.sleep(600)
 asyncio.run(main())

@@ -222,9 +222,10 @@ async def test_two_stacks_work_side_by_side_and_restart_what_dies(ups: list[Up])
             pid for pid in processes.children_of(up.pid) if name in processes.command_line(pid)
         ]
         os.kill(victim, signal.SIGKILL)
-    code, out, err = await up.run("submit", "echo", '{"text": "after"}', "--wait")
+    words = ("submit", "echo", '{"text": "after"}', "--key", "after", "--wait")
+    code, out, err = await up.run(*words)
     while code == Exit.UNREACHABLE:  # the command gives up sooner than a restart may take
-        code, out, err = await up.run("submit", "echo", '{"text": "after"}', "--wait")
+        code, out, err = await up.run(*words)
     assert (code, err.count("error")) == (0, 0)
     assert json.loads(out)["text"] == "after"
 
