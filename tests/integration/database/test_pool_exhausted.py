@@ -58,7 +58,7 @@ async def test_calls_that_gave_up_on_an_exhausted_pool_leave_it_whole(
         # All of the pool is there, at once.
         async with AsyncExitStack() as held:
             for _ in range(SIZE):
-                connection = await held.enter_async_context(pool.acquire(timeout=10))
+                connection = await held.enter_async_context(pool.acquire(timeout=60))
                 assert await connection.fetchval("select 1") == 1
         if not pooled:
 
@@ -69,7 +69,8 @@ async def test_calls_that_gave_up_on_an_exhausted_pool_leave_it_whole(
                 return bool(sessions <= SIZE)
 
             await eventually(no_session_too_many)
-        assert [row[0] for row in await reader.fetch("select 2")] == [2]
+        patient = PoolReader(pool, deadline_seconds=60)
+        assert [row[0] for row in await patient.fetch("select 2")] == [2]
     finally:
         await owner.close()
         pool.terminate()

@@ -87,7 +87,7 @@ async def test_a_read_over_a_pool_of_dead_connections_waits_for_one_of_them_only
 ) -> None:
     """It waits twice at most, and the second time it is for a connection that was made anew."""
     async with toxic(database.coordinator_url) as proxy, pool_of_the_dead(proxy) as pool:
-        reader = PoolReader(pool, deadline_seconds=2.0)
+        reader = PoolReader(pool, deadline_seconds=5.0)
         (row,) = await reader.fetch("select 1 as one")
         assert row["one"] == 1
         assert proxy.accepted == CONNECTIONS + 1
@@ -99,18 +99,22 @@ async def test_a_statement_goes_on_where_its_asker_is_cancelled(
     """It may be a commit that waits for a standby: cancelled, it would be on one server only."""
     owner = await asyncpg.connect(database.admin_url)
     await owner.execute("create table public.written (word text)")
+    await owner.execute("select pg_advisory_lock(1)")
     pool = await open_pool(database.admin_url, size=1, application_name="asker")
-    running = "select count(*) from pg_stat_activity where query like 'with asleep%'"
+    waiting = (
+        "select count(*) from pg_stat_activity where query like 'with asleep%'"
+        " and datname = current_database() and wait_event_type = 'Lock'"
+    )
 
     async def ask() -> None:
         async with answering(pool) as connection:
             await connection.execute(
-                "with asleep as materialized (select pg_sleep(0.5))"
+                "with asleep as materialized (select pg_advisory_lock(1))"
                 " insert into public.written select 'on' from asleep"
             )
 
     async def asked() -> bool:
-        return bool(await owner.fetchval(running) == 1)
+        return bool(await owner.fetchval(waiting) == 1)
 
     async def written() -> bool:
         return bool(await owner.fetchval("select word from public.written") == "on")
@@ -121,6 +125,10 @@ async def test_a_statement_goes_on_where_its_asker_is_cancelled(
     with pytest.raises(asyncio.CancelledError):
         await task
     assert pool.get_size() == 0  # closed at once, so that another can be opened
+    async with await open_pool(database.admin_url, size=1, application_name="other") as other:
+        assert await other.fetchval("select 1") == 1
+    assert await asked()
+    await owner.execute("select pg_advisory_unlock(1)")
     await eventually(written)
     await pool.close()
     await owner.close()
@@ -131,7 +139,7 @@ async def dead(
     emptied_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Bench]:
     """A replica whose every connection leads nowhere."""
-    monkeypatch.setattr(COMMAND_TIMEOUT, 2.0)
+    monkeypatch.setattr(COMMAND_TIMEOUT, 4.0)
     async with (
         toxic(emptied_database.coordinator_url) as proxy,
         replica(replace(emptied_database, coordinator_url=proxy.url)) as bench,
