@@ -20,15 +20,18 @@ from hypothesis import strategies as st
 
 from tenure.coordinator.core.commands import AnyCommand
 from tenure.coordinator.core.decisions import Accepted, Answered, Decision, ItemOutcome, Refused
+from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.store.postgres import open_pool
 from tests.support import services, steps
-from tests.support.isolation import FreshDatabase
+from tests.support.isolation import FreshDatabase, make_patient
 from tests.support.pgbouncer import routed
 from tests.support.sessions import session
 from tests.support.world import REPORTS, TYPE, Op, World
 
 TASKS, NODES, IDENTITIES = 6, 2, 6
 HISTORIES = count()
+UNHURRIED = LeasePolicy(lease_microseconds=steps.HOUR, node_silence_microseconds=steps.HOUR)
+"""Nothing runs out between the two lives of a history but what a batch lets lapse."""
 
 ABOUT_TASKS = ["cancel", "expire", "allocate", "allocate", "take", "take", *REPORTS]
 ABOUT_NODES = ["allocate", "allocate", "drain", "gone", "register"]
@@ -98,6 +101,7 @@ async def reader(module_database: FreshDatabase) -> AsyncIterator[asyncpg.Connec
 
 @pytest.fixture(scope="module")
 async def pool(module_database: FreshDatabase) -> AsyncIterator[asyncpg.Pool]:
+    await make_patient(module_database)
     pool = await open_pool(
         routed(module_database.coordinator_url),
         size=2,
@@ -128,7 +132,9 @@ async def meant(world: World, ops: Sequence[Op], batch: str) -> list[Named]:
 
 
 async def decided(pool: asyncpg.Pool, world: World, named: Named) -> Decision:
-    return await steps.decision(pool, named.command, minted=world.minted(named.name))
+    return await steps.decision(
+        pool, named.command, policy=UNHURRIED, minted=world.minted(named.name)
+    )
 
 
 def answer(world: World, decision: Decision) -> str:

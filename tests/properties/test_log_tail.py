@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import asyncpg
 import pytest
 
-from tests.support.isolation import FreshDatabase
+from tests.support.isolation import FreshDatabase, make_patient
 from tests.support.log_rows import LogRow, Stream, append
 from tests.support.sessions import session
 
@@ -57,6 +57,7 @@ async def test_a_reader_at_the_tail_misses_nothing_whatever_writers_do(
 ) -> None:
     chance = random.Random(seed)
     books = Books()
+    await make_patient(database)
     async with session(database.owner_url) as owner:
         await owner.execute("select setval('tenure.log_position', $1)", EDGE - 150)
         await owner.execute("select tenure.set_retention(1, '{\"log\": 3600}', 't', 't')")

@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from tenure.coordinator.core.decisions import ItemOutcome
 from tenure.coordinator.store.postgres import open_pool
 from tests.support import services
-from tests.support.isolation import FreshDatabase
+from tests.support.isolation import FreshDatabase, make_patient
 from tests.support.parity import Twice
 from tests.support.parity_commands import KINDS, NODES, OFTEN
 from tests.support.parity_life import SPANS, WAITING, Life
@@ -44,6 +44,7 @@ spans = st.sampled_from(SPANS)
 
 
 async def opened(database: FreshDatabase) -> asyncpg.Pool:
+    await make_patient(database)
     return await open_pool(
         routed(database.coordinator_url),
         size=1,

@@ -147,25 +147,25 @@ class DatabaseServer:
 
 
 async def make_patient(database: FreshDatabase) -> None:
-    """Let the coordinator's sessions that begin from now on wait for locks and statements as long
-    as the test does, so that a busy machine ends none. A pooler may keep older sessions."""
-    connection = await asyncpg.connect(database.admin_url)
-    try:
-        for name in ("lock_timeout", "statement_timeout", "transaction_timeout"):
-            await connection.execute(
-                f'alter role {Roles().coordinator} in database "{database.name}" set {name} = 0'
-            )
-    finally:
-        await connection.close()
+    """Let the services' sessions that begin from now on wait for locks and statements as long as
+    the test does, so that a busy machine ends none. A pooler may keep older sessions."""
+    names = ("lock_timeout", "statement_timeout", "transaction_timeout")
+    await _alter_roles_in(database, *(f"set {name} = 0" for name in names))
 
 
 async def make_impatient(database: FreshDatabase) -> None:
     """Take back ``make_patient``: the limits of the role hold again."""
+    await _alter_roles_in(database, "reset all")
+
+
+async def _alter_roles_in(database: FreshDatabase, *changes: str) -> None:
     connection = await asyncpg.connect(database.admin_url)
     try:
-        await connection.execute(
-            f'alter role {Roles().coordinator} in database "{database.name}" reset all'
-        )
+        for role in Roles().names():
+            for change in changes:
+                await connection.execute(
+                    f'alter role {role} in database "{database.name}" {change}'
+                )
     finally:
         await connection.close()
 
