@@ -76,7 +76,7 @@ async def status_pages() -> AsyncIterator[StatusPages]:
     """An address for the length of a block: hand it in as ``executor_listen``."""
     reservation = reserve_port()
     try:
-        async with httpx2.AsyncClient() as http:
+        async with httpx2.AsyncClient(timeout=60) as http:
             yield StatusPages(f"{LOOPBACK}:{reservation.port}", http)
     finally:
         reservation.release()

@@ -270,8 +270,8 @@ async def test_a_call_whose_end_is_withheld_blocks_others_no_longer_than_the_tra
         task_id = await other.submit()
         stall = await other.now() - began
         record_property("longest_stall_seconds", stall.total_seconds())
-        # What ended it was the server's limit on that session. Each wait for the lock that was given
-        # up meanwhile took a lock_timeout: there were no more than fit, and one at each end.
+        # What ended it was the server's limit on that session. Each wait for the lock that was
+        # given up meanwhile took a lock_timeout: no more than fit, and one at each end.
         assert other.observer.errors.count("LockNotAvailableError") <= limit / lock + 2
         assert (await other.task(task_id))["state"] == "open"
         outcome = await withheld

@@ -95,8 +95,12 @@ async def test_what_waits_to_be_taken_in_is_open_and_may_be_asked_for_again(
             reply = await api.application.get(path)
             assert (reply.status_code, reply.json()["code"]) == (503, "unavailable")
             assert "retry-after" in reply.headers
-        metrics = (await api.nobody.get("/metrics")).text
-        assert 'tenure_intake_rows{state="waiting"} 1.0' in metrics
+
+        async def told() -> bool:
+            metrics = (await api.nobody.get("/metrics")).text
+            return 'tenure_intake_rows{state="waiting"} 1.0' in metrics
+
+        await eventually(told)
         # Whoever waits is answered once it goes on.
         waiting = asyncio.create_task(api.application.get(f"/v1/tasks/{task_id}/result", wait=30))
         await owner.execute("update tenure.authority set timeline = $1", timeline)

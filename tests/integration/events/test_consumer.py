@@ -24,7 +24,7 @@ from tests.support.consumers import READER_TOKEN, consuming, settings_of, subscr
 from tests.support.coordinator import Fleet, fleet, until
 from tests.support.executors import status_pages
 from tests.support.isolation import BrokerSpace, FreshDatabase
-from tests.support.relays import relaying
+from tests.support.relays import steady
 
 pytestmark = pytest.mark.requirement("EVENT-03")
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.requirement("EVENT-03")
 async def api(database: FreshDatabase, broker: BrokerSpace) -> AsyncIterator[Fleet]:
     async with (
         fleet(database, broker) as found,
-        relaying(database.relay_url, broker.url, broker.name_prefix),
+        steady(database.relay_url, broker.url, broker.name_prefix),
     ):
         pushed = await found.operator.post("/v1/profiles", {"task_types": [{"name": "sha256"}]})
         assert pushed.status_code == 200, pushed.text
@@ -115,10 +115,13 @@ async def test_events_of_tasks_reach_their_handler_in_order(
         async def empty() -> bool:
             return await waiting(channel, queue) == 0
 
+        async def counted() -> bool:
+            metrics = (await pages.get("/metrics")).text
+            return 'tenure_consumer_events_total{outcome="handled"} 6.0' in metrics
+
         await until(empty)
+        await until(counted)  # once it is committed, which is after the handler
         assert (await pages.get("/readyz")).status_code == 200
-        metrics = (await pages.get("/metrics")).text
-        assert 'tenure_consumer_events_total{outcome="handled"} 6.0' in metrics
     assert [len(seen) for seen in recorder.seen.values()] == [2, 2, 2]
 
 
@@ -281,6 +284,7 @@ class Program:
         return out.decode()
 
 
+@pytest.mark.timeout(300)  # several programs are started, one after the other
 async def test_a_message_that_kills_its_consumer_is_parked_and_its_neighbours_are_not(
     api: Fleet,
     broker: BrokerSpace,

@@ -99,8 +99,12 @@ async def test_what_a_queue_gave_up_is_recorded_sent_again_and_counted_when_it_c
     number = one["dead_letter_id"]
     detail = (await api.reader.get(f"/v1/dead-letters/{number}")).json()
     assert detail["body"].encode() == BODY
-    metrics = (await api.nobody.get("/metrics")).text
-    assert 'tenure_dead_letters_total{reason="rejected"} 1.0' in metrics
+
+    async def counted() -> bool:
+        metrics = (await api.nobody.get("/metrics")).text
+        return 'tenure_dead_letters_total{reason="rejected"} 1.0' in metrics
+
+    await until(counted)
     redriven = await api.operator.post(f"/v1/dead-letters/{number}/redrive", {"reason": "mended"})
     assert redriven.status_code == 200, redriven.text
     assert (redriven.json()["state"], redriven.json()["settled_by"]) == ("redriven", "ops")

@@ -30,6 +30,7 @@ from tests.support.serving import serving
 from tests.support.waiting import eventually
 
 STRUCK = "tests.support.struck_paid_calls:app"
+pytestmark = pytest.mark.timeout(300)  # several programs are started, one after the other
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ async def provider_process(
 
 
 async def bill(port: int) -> Any:
-    async with httpx2.AsyncClient(base_url=f"http://{LOOPBACK}:{port}") as client:
+    async with httpx2.AsyncClient(base_url=f"http://{LOOPBACK}:{port}", timeout=60) as client:
         return (await client.get("/bill")).raise_for_status().json()
 
 
@@ -154,7 +155,7 @@ async def test_a_call_whose_answer_died_with_the_executor_is_charged_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with serving(service) as url, httpx2.AsyncClient(base_url=url) as client:
+    async with serving(service) as url, httpx2.AsyncClient(base_url=url, timeout=60) as client:
         point_at(url, tmp_path, monkeypatch)
         async with executor_process(STRUCK, api, broker, tmp_path, "victim") as victim:
             task_id = await api.submit(type="translate", input={"text": "Hello"})
@@ -172,7 +173,7 @@ async def test_a_call_whose_answer_died_with_the_executor_is_charged_once(
 async def test_a_call_under_a_stale_token_costs_nothing(service: Any) -> None:
     zombie = attempt()
     successor = attempt(zombie.task_id, generation=2)
-    async with serving(service) as url, httpx2.AsyncClient(base_url=url) as client:
+    async with serving(service) as url, httpx2.AsyncClient(base_url=url, timeout=60) as client:
         guard = HttpGuard(client)
         await guard.raise_fence(zombie)
         await guard.raise_fence(successor)
