@@ -20,6 +20,7 @@ class Stop(StrEnum):
     CANCELLED = "cancelled"  # the application no longer wants the task
     AUTHORITY = "authority"  # the attempt may act no longer (LEASE-09)
     DRAIN = "drain"  # the process ends and its drain limit was reached
+    TIME_LIMIT = "time_limit"  # it went on after it was cancelled at its time limit
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +35,7 @@ class Execution:
     input: BaseModel | None = None
     output: object = None
     handler: asyncio.Task[object] | None = None
+    handler_began_at: float = 0.0  # by the loop's clock
     suspect: bool = False  # attempts of the task were lost: it runs alone
     kept_aside: bool = False  # it goes on without authority; its output will be evidence only
     enforced: Enforcement | None = None

@@ -273,6 +273,7 @@ class Pipeline:
     async def _handle(self, execution: Execution) -> Ending | None:
         """Give the handler control, until it ends or was asked to and ended."""
         context = _present(execution.context)
+        execution.handler_began_at = asyncio.get_running_loop().time()
         execution.handler = asyncio.create_task(self._called(execution, context))
         with self._metrics.handler_seconds.labels(task_type=execution.assignment.task_type).time():
             await _ended(execution.handler)
@@ -334,6 +335,10 @@ class Pipeline:
             case Stop.DRAIN:
                 message = "the node's drain limit was reached"
                 return self._failed(execution, Reason.NODE_DRAINING, message)
+            case Stop.TIME_LIMIT:
+                limit = execution.declaration.time_limit_seconds
+                message = f"it ran longer than {limit:g} s, and went on when it was cancelled"
+                return self._failed(execution, Reason.TIME_LIMIT, message)
             case _:
                 lease = execution.lease
                 return self._lost(execution, (lease and lease.ended) or "its time is up")

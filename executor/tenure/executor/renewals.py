@@ -143,7 +143,8 @@ class Renewer:
     def _round(self) -> bool:
         """Renew everything that is held. Whether every lease was answered."""
         with self._lock:
-            leases = list(self._leases.values())
+            # What was given up here is left to run out.
+            leases = [lease for lease in self._leases.values() if lease.ended is None]
         answered = True
         for first in range(0, max(1, len(leases)), MAX_RENEWALS_PER_REQUEST):
             batch = leases[first : first + MAX_RENEWALS_PER_REQUEST]

@@ -15,12 +15,14 @@ from tenure.executor.core.intake import Assignment
 from tenure.executor.declare import HandlerDeclaration
 from tenure.executor.errors import NodeGone
 from tenure.executor.execution import Execution, Stop
+from tenure.executor.lease import Lease
 from tenure.executor.metrics import ExecutorMetrics
 
 WATCH_SECONDS: Final = 1.0
 """Longest sleep of the watchdog: its timer does not count suspended time, the deadlines do."""
 NUDGE_SECONDS: Final = 5.0
-"""How often a handler that goes on after it was asked to end is asked again."""
+"""How often a handler that goes on after it was asked to end is asked again; and how long one may
+take to end after its time limit."""
 LEAVING_SECONDS: Final = 2.0
 REMEMBERED: Final = 10_000
 
@@ -169,6 +171,8 @@ class Work:
             if execution.stop is not None:
                 if now - execution.stop_asked_at >= NUDGE_SECONDS:
                     self._nudge(execution, now)
+            elif lease.may_act() and self._overran(execution, now):
+                self._give_up(execution, lease, now)
             elif lease.may_act():
                 pause = min(pause, lease.remaining_seconds())
             elif execution.declaration.on_authority_loss == "isolate":
@@ -176,6 +180,22 @@ class Work:
             else:
                 execution.ask_to_stop(Stop.AUTHORITY, now)
         return max(0.001, pause)
+
+    def _overran(self, execution: Execution, now: float) -> bool:
+        """Whether it goes on although it was cancelled at its time limit a while ago."""
+        limit = execution.declaration.time_limit_seconds
+        return limit is not None and now >= execution.handler_began_at + limit + NUDGE_SECONDS
+
+    def _give_up(self, execution: Execution, lease: Lease, now: float) -> None:
+        """A lease that is renewed for as long as a handler likes would keep its task from ever
+        ending: it is left to run out, and another attempt may begin."""
+        log.warning(
+            "the handler goes on after its time limit: its lease is given up",
+            attempt_id=execution.assignment.attempt_id,
+            task_type=execution.assignment.task_type,
+        )
+        lease.end("it ran longer than it may")
+        execution.ask_to_stop(Stop.TIME_LIMIT, now)
 
     def _keep_aside(self, execution: Execution) -> None:
         """It goes on without authority: whatever it makes is evidence (LEASE-09)."""

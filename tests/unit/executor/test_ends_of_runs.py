@@ -189,3 +189,45 @@ async def test_a_fault_in_one_run_leaves_the_slot_free() -> None:
         b.work.start(assignment())
     await b.work.idle()
     assert len(b.ended) == 5
+
+
+@pytest.mark.requirement("LEASE-11")
+async def test_a_coroutine_is_cancelled_at_its_time_limit() -> None:
+    async def wait(input: In, context: Context[Any]) -> Out:
+        await asyncio.Event().wait()
+        return Out(text="never")
+
+    failed = only_fail(await Bench(wait, time_limit_seconds=0.01).run())
+    assert (failed.reason, failed.retryable) == (Reason.TIME_LIMIT, True)
+
+
+@pytest.mark.requirement("LEASE-11")
+async def test_a_coroutine_that_goes_on_after_its_time_limit_loses_its_authority(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tenure.executor.work.NUDGE_SECONDS", 0.0)
+    release = asyncio.Event()
+    asked = 0
+
+    async def stubborn(input: In, context: Context[Any]) -> Out:
+        nonlocal asked
+        while True:
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                asked += 1
+                continue
+            raise RuntimeError("at last")
+
+    b = Bench(stubborn, time_limit_seconds=0.01)
+    watchdog = asyncio.create_task(b.work.watch())
+    b.work.start(assignment())
+    await eventually(lambda: asked > 1)
+    (lease,) = b.renewals.leases
+    assert not lease.may_act()
+    release.set()
+    await b.work.idle()
+    watchdog.cancel()
+    failed = only_fail(b.reports.sent[1:])
+    assert failed.reason == Reason.TIME_LIMIT
+    assert "went on" in failed.message

@@ -124,6 +124,15 @@ async def test_held_leases_are_renewed_until_they_are_let_go() -> None:
         assert b.coordinator.rounds[-1].leases == (), "an empty round is the heartbeat"
 
 
+async def test_a_lease_that_was_given_up_here_is_renewed_no_longer() -> None:
+    held = lease()
+    async with bench(held) as b:
+        await b.rounds(1)
+        held.end("given up")
+        await b.rounds(2)
+        assert b.coordinator.rounds[-1].leases == ()
+
+
 async def test_a_blocked_event_loop_does_not_stop_renewals() -> None:
     held = lease()
     async with bench(held) as b:

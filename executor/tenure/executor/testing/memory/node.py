@@ -262,7 +262,7 @@ class MemoryNode:
         authority.hear(self.incarnation)
         if authority.now >= self._renew_at:
             for lease in list(self._leases.values()):
-                if lease.attempt_id not in self.withheld:
+                if lease.attempt_id not in self.withheld and lease.ended is None:
                     self._renew(lease)
             self._renew_at = authority.now + authority.policy.renewal_interval_microseconds
         self.work.look()
