@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import httpx2
+import structlog
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
@@ -38,6 +39,8 @@ from tenure.executor.errors import (
     CoordinatorUnavailable,
     NodeGone,
 )
+
+log = structlog.get_logger("tenure.executor")
 
 REQUEST_SECONDS: Final = 15.0
 CONNECT_SECONDS: Final = 5.0
@@ -109,8 +112,12 @@ class Coordinator:
 
     async def present_token(self, task_id: TaskId, seen_token: int) -> None:
         """Tell what a receiver has seen for a task (LEASE-04). Never raises: what cannot be told
-        now is told by the next witness."""
-        evidence = Evidence(tokens=(PresentedToken(task_id=task_id, fencing_token=seen_token),))
+        now is told by the next witness, and a number that no authority gives is no evidence."""
+        try:
+            evidence = Evidence(tokens=(PresentedToken(task_id=task_id, fencing_token=seen_token),))
+        except ValidationError:
+            log.warning("a receiver names a token that no authority gives", seen_token=seen_token)
+            return
         with suppress(CoordinatorError):
             _checked(await self._send("POST", "/v1/authority/evidence", evidence))
 

@@ -130,6 +130,7 @@ class Session:
         try:
             await asyncio.wait({registering, asked}, return_when=asyncio.FIRST_COMPLETED)
             if not registering.done():
+                await self._take_back(registering)
                 return Ended.DRAINED  # nothing was begun
             reply = await registering
         except NodeGone:
@@ -146,6 +147,18 @@ class Session:
             lease_seconds=reply.lease.duration_seconds,
         )
         return await self._work(reply, stopping)
+
+    async def _take_back(self, registering: "asyncio.Task[RegistrationReply]") -> None:
+        """A registration that is under way may arrive: work would be given to a node that is not
+        there, and found out by its silence only."""
+        asked_before = self._around.coordinator_condition.in_trouble
+        await asyncio.wait(
+            {registering}, timeout=ANNOUNCE_SECONDS if asked_before else LAST_WORDS_SECONDS
+        )
+        if registering.done() and registering.exception() is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORDS_SECONDS):
+                    await self._tell(gone=True)
 
     async def _register(self) -> RegistrationReply:
         condition = self._around.coordinator_condition

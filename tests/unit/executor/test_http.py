@@ -7,7 +7,7 @@ import pytest
 from starlette.responses import JSONResponse, Response
 
 from tenure.contract.codes import Code
-from tenure.contract.ids import IncarnationId, NodeId
+from tenure.contract.ids import IncarnationId, NodeId, TaskId
 from tenure.contract.reports import DrainRequest, Renewals, Reports, Take
 from tenure.executor.errors import CoordinatorRefused, CoordinatorUnavailable, NodeGone
 from tenure.executor.http import Coordinator, RenewingCoordinator
@@ -101,6 +101,14 @@ async def test_a_refusal_has_its_code(stand_in: StandIn, coordinator: Coordinato
     stand_in.answer = lambda *_: problem(409, Code.NODE_GONE)
     with pytest.raises(NodeGone):
         await coordinator.drain(NODE, DrainRequest(incarnation=new_id()))
+
+
+@pytest.mark.parametrize("seen", [-1, 7, True, 2**53, 2**200])
+async def test_a_number_that_is_no_token_is_no_evidence(
+    stand_in: StandIn, coordinator: Coordinator, seen: int
+) -> None:
+    await coordinator.present_token(TaskId(new_id()), seen)
+    assert stand_in.requests == []
 
 
 async def test_a_coordinator_that_is_away_leaves_the_outcome_unknown(stand_in: StandIn) -> None:
