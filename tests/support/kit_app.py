@@ -1,6 +1,8 @@
 """The executor that the testing kit is tried with, and a receiver that compares fencing tokens."""
 
 from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -10,10 +12,12 @@ from tenure.executor import Context, Executor, Fail, Requirements, Retry, StaleT
 
 
 class Order(BaseModel):
-    """Input of every type: ``fate`` says what becomes of it."""
+    """Input of every type: ``fate`` says what becomes of it, ``folder`` is where handlers in
+    processes of their own put their parcels: a file, named by the token."""
 
     number: int
     fate: str = ""
+    folder: str = ""
 
 
 class Shipped(BaseModel):
@@ -58,6 +62,7 @@ SHIP = TaskType("ship", input=Order, output=Shipped)
 SHIP_IN_A_THREAD = TaskType("ship-in-a-thread", input=Order, output=Shipped)
 SHIP_UNGUARDED = TaskType("ship-unguarded", input=Order, output=Shipped)
 SHIP_APART = TaskType("ship-apart", input=Order, output=Shipped)
+SHIP_BY_PROGRAM = TaskType("ship-by-program", input=Order, output=Shipped)
 app = Executor("shipper", version="1")
 
 
@@ -102,5 +107,32 @@ async def ship_unguarded(input: Order, context: Context[Warehouse]) -> Shipped:
 
 @app.task(SHIP_APART, effects="none", runs_in="process")
 def ship_apart(input: Order, context: Context[None]) -> Shipped:
-    """In a process of its own."""
+    """In a process of its own, to a folder that refuses a token which is behind."""
+    if input.folder:
+        parcels = parcels_in(Path(input.folder))
+        if parcels and parcels[-1] > context.fencing_token:
+            raise StaleToken(f"token {parcels[-1]} was seen", seen_token=parcels[-1])
+        Path(input.folder, str(context.fencing_token)).touch()
     return _outcome(input, context)
+
+
+def parcels_in(folder: Path) -> list[int]:
+    """Token of each write into a folder."""
+    return sorted(int(file.name) for file in folder.iterdir())
+
+
+_PROGRAM = """
+read -r order
+folder=$(printf %s "$order" | sed 's/.*"folder":"\\([^"]*\\)".*/\\1/')
+touch "$folder/$TENURE_FENCING_TOKEN"
+printf '{"number":17,"token":%s}' "$TENURE_FENCING_TOKEN"
+"""
+_SHELL = Path("/bin/sh")
+app.command(
+    SHIP_BY_PROGRAM,
+    str(_SHELL),
+    "-c",
+    _PROGRAM,
+    digest=sha256(_SHELL.read_bytes()).hexdigest(),
+    effects="idempotent",
+)

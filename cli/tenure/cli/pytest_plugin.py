@@ -88,9 +88,9 @@ def tenure_fleet(request: pytest.FixtureRequest) -> Iterator["MakeFleet"]:
         if servers is None:
             fleet = MemoryFleet(app, **options)
         else:
-            from tenure.cli.testing.fleet import make_server_fleet
+            from tenure.cli.testing.fleet import ServerFleet
 
-            fleet = make_server_fleet(app, servers, **options)
+            fleet = ServerFleet(app, servers, **options)
         made.append(fleet)
         return fleet
 

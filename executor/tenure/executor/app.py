@@ -54,7 +54,7 @@ class Executor:
 
     def refuse_empty(self) -> None:
         """Raises DeclarationError when there is no handler, and so nothing to run."""
-        if not self._handlers:
+        if not self.handlers:
             raise DeclarationError(
                 f"executor {self.name!r} has no handlers.",
                 next_step="Declare one with @app.task(...).",

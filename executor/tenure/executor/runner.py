@@ -66,9 +66,11 @@ async def run_until(
     *,
     clock: Clock | None = None,
     metrics: ExecutorMetrics | None = None,
+    make_sandbox: Callable[..., Sandbox] = Sandbox,
 ) -> None:
     """As ``run``, without signals and logging of its own: until ``stopping`` is asked. ``clock``:
-    None is the best of this platform; ``metrics``: None are new ones."""
+    None is the best of this platform; ``metrics``: None are new ones. ``make_sandbox``: what runs
+    handlers in processes of their own, asked for with what ``Sandbox`` is."""
     check(app, settings)
     concurrency = _concurrency(app, settings)
     if not counts_suspend():
@@ -99,7 +101,7 @@ async def run_until(
             concurrency=concurrency,
             software=f"{app.name} {app.version}",
             executable=executable_of_app(app, build_digest=settings.build_digest),
-            sandbox=Sandbox(
+            sandbox=make_sandbox(
                 settings.place,
                 output_limit_bytes=settings.output_limit_bytes,
                 application=place_of(app),

@@ -1,26 +1,86 @@
 """The fleet in memory and the one on servers tell the same story of the same fault, and with a
 receiver that is a real database the one in memory shows what that refuses."""
 
+import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from tenure.cli.testing.fleet import ServerFleet
 from tenure.cli.testing.servers import Servers
-from tenure.executor import StaleToken
+from tenure.executor import Context, Executor, StaleToken, TaskType
 from tenure.executor.testing import Fleet, MakeFleet, MemoryFleet, Story
-from tenure.executor.testing.fleet import Where
+from tenure.executor.testing.saying import Where
 from tests.support.armed_app import WRITE, Row, executor
 from tests.support.downstream import downstream
 from tests.support.isolation import FreshDatabase
-from tests.support.kit_app import SHIP, SHIP_UNGUARDED, Order, Warehouse, app
+from tests.support.kit_app import (
+    SHIP,
+    SHIP_APART,
+    SHIP_BY_PROGRAM,
+    SHIP_IN_A_THREAD,
+    SHIP_UNGUARDED,
+    Order,
+    Shipped,
+    Warehouse,
+    app,
+    parcels_in,
+)
 
-QUICK = ("duplicate", "kill_relay_after_confirm")
-SLOW = ("expire_lease", "late_receipt", "zombie", "kill_node")
-"""Leases run out by a real clock in these: `make test-kit` tries them too, half a minute more."""
-FAULTS = QUICK + SLOW if os.environ.get("TENURE_TEST_KIT") == "all" else QUICK
+
+class Left(BaseModel):
+    """How long its lease lasts yet, as a handler sees it."""
+
+    seconds: float
+
+
+LOOK = TaskType("look", input=Left, output=Left)
+look = Executor("looks", version="1")
+
+
+@look.task(LOOK, effects="none")
+async def left(input: Left, context: Context[None]) -> Left:
+    """Look at once."""
+    return Left(seconds=(context.expires_at - datetime.now(UTC)).total_seconds())
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A fault, and what it is done to."""
+
+    fault: str
+    task_type: TaskType[Order, Shipped] = SHIP
+    options: dict[str, Any] = field(default_factory=dict)
+    lease_seconds: float | None = None
+
+    def __str__(self) -> str:
+        return "-".join([self.fault, self.task_type.name, *self.options.values()])
+
+
+QUICK = (
+    Trial("duplicate"),
+    Trial("kill_relay_after_confirm"),
+    Trial("reorder"),
+    Trial("zombie", options={"at": "effect"}, lease_seconds=5),
+)
+SLOW = (
+    Trial("expire_lease"),
+    Trial("late_receipt"),
+    Trial("zombie"),
+    Trial("zombie", SHIP_IN_A_THREAD),
+    Trial("zombie", SHIP_APART),
+    Trial("zombie", SHIP_BY_PROGRAM),
+    Trial("expire_lease", SHIP_APART),
+    Trial("kill_node"),
+)
+"""Leases run out by a real clock in these: `make test-kit` tries them too, ten seconds each."""
+TRIALS = QUICK + SLOW if os.environ.get("TENURE_TEST_KIT") == "all" else QUICK
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +91,19 @@ def servers() -> Iterator[Servers]:
     started.stop()
 
 
-async def told(fleet: Fleet, fault: str, parcels: list[int]) -> dict[str, Any]:
-    """What a test sees of a fault, but for names and times."""
-    async with fleet:
-        task = await fleet.submit(SHIP, Order(number=17))
-        answer = await getattr(fleet, fault)(task)
+async def told(make: Callable[[Warehouse], Fleet], trial: Trial, folder: Path) -> dict[str, Any]:
+    """What a test sees of a fault, but for names and times. ``folder`` is made."""
+    warehouse = Warehouse()
+    await asyncio.to_thread(folder.mkdir)
+    async with make(warehouse) as fleet:
+        task = await fleet.submit(trial.task_type, Order(number=17, folder=str(folder)))
+        answer = await getattr(fleet, trial.fault)(task, **trial.options)
         output = await fleet.result(task)
         story = await fleet.story(task)
     return {
         "answer": answer if isinstance(answer, int) else answer.ordinal,
         "output": output,
-        "parcels": parcels,
+        "parcels": (warehouse.parcels, warehouse.read_by, parcels_in(folder)),
         **seen(story),
     }
 
@@ -68,14 +130,54 @@ def seen(story: Story) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("trial", TRIALS, ids=str)
 async def test_a_fault_tells_the_same_story_in_memory_and_on_servers(
-    servers: Servers, fault: str
+    servers: Servers, trial: Trial, tmp_path: Path
 ) -> None:
-    at_hand, far = Warehouse(), Warehouse()
-    in_memory = await told(MemoryFleet(app, resources=at_hand), fault, at_hand.parcels)
-    on_servers = await told(ServerFleet(app, servers, resources=far), fault, far.parcels)
+    def at_hand(warehouse: Warehouse) -> Fleet:
+        return MemoryFleet(app, resources=warehouse, lease_seconds=trial.lease_seconds)
+
+    def far(warehouse: Warehouse) -> Fleet:
+        return ServerFleet(app, servers, resources=warehouse, lease_seconds=trial.lease_seconds)
+
+    in_memory = await told(at_hand, trial, tmp_path / "memory")
+    on_servers = await told(far, trial, tmp_path / "servers")
     assert on_servers == in_memory
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.skipif(TRIALS == QUICK, reason="`make test-kit` tries it: a lease more to wait for")
+async def test_other_tasks_go_on_while_an_assignment_is_held_back(servers: Servers) -> None:
+    """More of them than there are slots, and all are waited for in the same queues."""
+    warehouse = Warehouse()
+    async with ServerFleet(app, servers, slots=2, resources=warehouse) as fleet:
+        before = [await fleet.submit(SHIP_UNGUARDED, Order(number=n)) for n in range(8)]
+        task = await fleet.submit(SHIP, Order(number=17))
+        after = [await fleet.submit(SHIP_UNGUARDED, Order(number=n)) for n in range(8)]
+        overtaken = await fleet.reorder(task)
+        assert (overtaken.ordinal, overtaken.began) == (1, False)
+        for other in (*before, *after):
+            assert len((await fleet.ended(other)).attempts) == 1
+        assert (await fleet.result(task)).number == 17
+    assert len(warehouse.parcels) == 17
+
+
+@pytest.mark.timeout(180)
+async def test_leases_on_servers_are_as_long_as_the_test_wants(servers: Servers) -> None:
+    async with ServerFleet(look, servers, lease_seconds=3) as fleet:
+        assert (await fleet.result(await fleet.submit(LOOK, Left(seconds=0)))).seconds <= 3
+
+
+@pytest.mark.timeout(180)
+async def test_what_takes_long_is_skipped_on_servers(servers: Servers) -> None:
+    async with ServerFleet(app, servers, lease_seconds=600, resources=Warehouse()) as fleet:
+        comes_back = await fleet.submit(SHIP_UNGUARDED, Order(number=1, fate="comes back"))
+        with pytest.raises(pytest.skip.Exception, match=r"on real servers (600|599) s take"):
+            await fleet.result(comes_back)
+        for fault in ("expire_lease", "late_receipt", "zombie", "kill_node"):
+            task = await fleet.submit(SHIP, Order(number=1))
+            with pytest.raises(pytest.skip.Exception, match="600 s take 600 s"):
+                await getattr(fleet, fault)(task)
 
 
 @pytest.mark.timeout(180)

@@ -1,5 +1,7 @@
 """Each fault of the fleet in memory produces what it says: events, tokens, states."""
 
+from pathlib import Path
+
 import pytest
 
 from tenure.contract.states import AttemptState, TaskState
@@ -7,12 +9,15 @@ from tenure.executor import AuthorityOver, StaleToken, TaskType
 from tenure.executor.testing import Fleet, MakeFleet, MemoryFleet
 from tests.support.kit_app import (
     SHIP,
+    SHIP_APART,
+    SHIP_BY_PROGRAM,
     SHIP_IN_A_THREAD,
     SHIP_UNGUARDED,
     Order,
     Shipped,
     Warehouse,
     app,
+    parcels_in,
 )
 
 FIRST = 2**32 + 1
@@ -120,6 +125,16 @@ async def test_a_zombie_is_refused_by_its_receiver(
     assert warehouse.parcels == [FIRST + 1]
 
 
+async def test_the_successor_of_a_zombie_runs_elsewhere_however_short_leases_are(
+    tenure_fleet: MakeFleet,
+) -> None:
+    async with tenure_fleet(app, lease_seconds=3, resources=Warehouse()) as fleet:
+        task = await fleet.submit(SHIP, Order(number=1))
+        await fleet.zombie(task)
+        attempts = (await fleet.story(task)).attempts
+    assert [each.node_id for each in attempts] == ["node-1", "node-2"]
+
+
 async def test_a_zombie_can_be_stopped_between_its_read_and_its_write(
     tenure_fleet: MakeFleet,
 ) -> None:
@@ -142,6 +157,46 @@ async def test_a_zombie_gets_through_where_nobody_checks(tenure_fleet: MakeFleet
         evidence = [(each.ordinal, each.code) for each in (await fleet.story(task)).evidence]
     assert evidence == [(1, "lease_expired")], "the coordinator takes its output for evidence"
     assert warehouse.parcels == [FIRST + 1, FIRST]
+
+
+async def test_a_zombie_in_a_process_of_its_own_is_refused_by_its_receiver(
+    tenure_fleet: MakeFleet, tmp_path: Path
+) -> None:
+    async with tenure_fleet(app, resources=None) as fleet:
+        task = await fleet.submit(SHIP_APART, Order(number=1, folder=str(tmp_path)))
+        zombie = await fleet.zombie(task)
+        assert isinstance(zombie.raised, StaleToken)
+        assert (zombie.began, zombie.state) == (True, AttemptState.EXPIRED)
+    assert parcels_in(tmp_path) == [FIRST + 1]
+
+
+async def test_a_zombie_of_a_program_gets_through_where_nobody_checks(
+    tenure_fleet: MakeFleet, tmp_path: Path
+) -> None:
+    async with tenure_fleet(app, resources=None) as fleet:
+        task = await fleet.submit(SHIP_BY_PROGRAM, Order(number=1, folder=str(tmp_path)))
+        zombie = await fleet.zombie(task)
+        assert (zombie.began, zombie.raised) == (True, None)
+        evidence = [each.ordinal for each in (await fleet.story(task)).evidence]
+    assert evidence == [1]
+    assert parcels_in(tmp_path) == [FIRST, FIRST + 1]
+
+
+@pytest.mark.parametrize(
+    ("task_type", "where"),
+    [
+        (SHIP_IN_A_THREAD, "in a thread"),
+        (SHIP_APART, "in a process of its own"),
+        (SHIP_BY_PROGRAM, "as a program"),
+    ],
+)
+async def test_only_a_coroutine_is_stopped_at_its_effect(
+    tenure_fleet: MakeFleet, task_type: TaskType[Order, Shipped], where: str
+) -> None:
+    async with tenure_fleet(app, resources=Warehouse()) as fleet:
+        task = await fleet.submit(task_type, Order(number=1))
+        with pytest.raises(ValueError, match=f"runs {where}: only a coroutine"):
+            await fleet.zombie(task, at="effect")
 
 
 async def test_a_zombie_needs_a_second_node(tenure_fleet: MakeFleet) -> None:

@@ -8,7 +8,8 @@ import pytest
 from pydantic import BaseModel
 
 from tenure.contract.states import AttemptState, TaskState
-from tenure.executor import Context, Executor, Scope, TaskType
+from tenure.executor import Context, Executor, Fail, Scope, TaskType
+from tenure.executor.errors import RunEnded
 from tenure.executor.testing import Fleet, MakeFleet, NotDelivered, NotOpen, Stuck
 from tests.support.kit_app import (
     SHIP,
@@ -23,6 +24,16 @@ from tests.support.kit_app import (
 
 FIRST = 2**32 + 1
 """The first token of a task in epoch 1."""
+
+
+HANDLER_WAITS = (
+    r"(?s)a handler does not end\nThe handler of attempt 1 has begun and not ended.*what does it"
+    r" wait for.*\ntask .* is open"
+)
+ENDED_ALREADY = (
+    r"(?s)waited for an attempt whose handler is about to begin, and nothing happens\nThe task is"
+    r" delivered already: ask .* before .*\ntask .* is delivered"
+)
 
 
 class Nothing(BaseModel):
@@ -53,8 +64,18 @@ async def test_a_process_of_its_own_delivers(tenure_fleet: MakeFleet) -> None:
         task = await fleet.submit(SHIP_APART, Order(number=3))
         assert (await fleet.result(task)).number == 3
         attempt = (await fleet.story(task)).attempt(1)
-        assert attempt.began is None, "nobody in this process has seen it"
-        assert "never began" not in str(attempt)
+        assert (attempt.began, attempt.raised) == (True, None)
+
+
+async def test_what_a_process_of_its_own_ends_with_is_told(tenure_fleet: MakeFleet) -> None:
+    async with tenure_fleet(app, resources=None) as fleet:
+        refused = await fleet.submit(SHIP_APART, Order(number=3, fate="fails"))
+        broken = await fleet.submit(SHIP_APART, Order(number=3, fate="breaks"))
+        await fleet.run_until_idle()
+        assert isinstance((await fleet.story(refused)).attempt(1).raised, Fail)
+        attempt = (await fleet.story(broken)).attempt(1)
+    assert isinstance(attempt.raised, RunEnded)
+    assert "ValueError: broken" in str(attempt)
 
 
 async def test_nothing_begins_before_the_test_waits(tenure_fleet: MakeFleet) -> None:
@@ -64,10 +85,8 @@ async def test_nothing_begins_before_the_test_waits(tenure_fleet: MakeFleet) -> 
         assert (await fleet.story(task)).attempts == ()
 
 
-async def test_what_is_no_task_or_no_executor_is_refused(tenure_fleet: MakeFleet) -> None:
+async def test_what_is_no_task_is_refused(tenure_fleet: MakeFleet) -> None:
     nothing: Any = "tests.support.kit_app:app"
-    with pytest.raises(TypeError, match="no Executor"):
-        tenure_fleet(nothing)
     async with tenure_fleet(app, resources=Warehouse()) as fleet:
         for wanted in (fleet.result, fleet.story, fleet.cancel, fleet.expire_lease):
             with pytest.raises(TypeError, match="is no task: give what"):
@@ -189,7 +208,7 @@ async def test_a_handler_that_does_not_end_is_stuck_and_shown(tenure_fleet: Make
     waiting = Waiting()
     async with tenure_fleet(waiting.app, patience_seconds=0.05) as fleet:
         task = await fleet.submit(WAIT, Nothing())
-        with pytest.raises(Stuck, match=r"a handler does not end\ntask .* is open"):
+        with pytest.raises(Stuck, match=HANDLER_WAITS):
             await fleet.result(task)
 
 
@@ -199,7 +218,7 @@ async def test_a_fault_in_a_task_that_has_ended_is_stuck_and_shown(
     async with tenure_fleet(app, resources=Warehouse()) as fleet:
         task = await fleet.submit(SHIP, Order(number=1))
         await fleet.result(task)
-        with pytest.raises(Stuck, match=r"nothing happens\ntask .* is delivered"):
+        with pytest.raises(Stuck, match=ENDED_ALREADY):
             await fleet.zombie(task)
 
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from tenure.cli.testing.fleet import RealClock, ServerFleet, make_server_fleet
+from tenure.cli.testing.fleet import RealClock, ServerFleet
 from tenure.cli.testing.servers import Servers
-from tenure.executor.testing import FleetTask
-from tests.support.kit_app import Shipped, app
+from tests.support.kit_app import app
 
 
 async def never() -> None:
@@ -17,11 +16,7 @@ async def test_hours_do_not_pass_on_servers() -> None:
         await RealClock(never).advance(seconds=3600)
 
 
-def test_leases_on_servers_have_one_length() -> None:
-    with pytest.raises(pytest.skip.Exception, match="leases are 8 s long"):
-        make_server_fleet(app, Servers(), lease_seconds=60)
-
-
-async def test_a_queue_keeps_its_order_on_servers() -> None:
-    with pytest.raises(pytest.skip.Exception, match="a queue of RabbitMQ keeps its order"):
-        await ServerFleet(app, Servers()).reorder(FleetTask("a", Shipped))
+def test_leases_that_run_out_while_they_are_granted_are_not_tried() -> None:
+    with pytest.raises(pytest.skip.Exception, match=r"a lease of 0\.5 s runs out"):
+        ServerFleet(app, Servers(), lease_seconds=0.5)
+    ServerFleet(app, Servers(), lease_seconds=600)

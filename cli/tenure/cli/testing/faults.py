@@ -2,29 +2,37 @@
 cut, messages are published again, the relay is killed."""
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any, Final
 
 import aio_pika
 import asyncpg
 
+from tenure.cli.testing.holding import HeldBack
 from tenure.cli.testing.node import ServerNode
 from tenure.cli.testing.servers import Servers
-from tenure.cli.testing.skipping import skip
+from tenure.cli.testing.skipping import check_wait
+from tenure.cli.testing.terms import UNANSWERED_LEASE_SECONDS
+from tenure.contract.codec import decode_event
 from tenure.contract.events import CONTENT_TYPE
 from tenure.contract.faultpoints import FaultPoint
-from tenure.contract.ids import AttemptId
-from tenure.contract.states import TERMINAL_ATTEMPT_STATES
+from tenure.contract.ids import AttemptId, TaskId
+from tenure.contract.states import TERMINAL_ATTEMPT_STATES, AttemptState, EntityType
 from tenure.contract.tasks import AttemptView, TaskView
-from tenure.executor.testing.fleet import ZOMBIE_POINTS, Fleet, FleetTask, Where, id_of
+from tenure.executor.declare import HandlerDeclaration
+from tenure.executor.testing.fleet import Fleet, FleetTask, id_of
 from tenure.executor.testing.gates import Gate, Gates
 from tenure.executor.testing.recording import Recording
+from tenure.executor.testing.saying import Where, in_words, zombie_point
 from tenure.executor.testing.story import Attempt, Receipt
 
 _ASSIGNMENT = (
     "select routing_key, body from tenure.log where order_key = $1::text::uuid"
     " and entity_id = $2::text::uuid and copy order by position limit 1"
 )
+_ASSIGNED: Final = "an assignment of the task"
 
 
 class ServerFaults(Fleet):
@@ -34,6 +42,8 @@ class ServerFaults(Fleet):
     gates: Gates
     recording: Recording
     nodes: list[ServerNode]
+    lease_seconds: float
+    handlers: Mapping[str, HandlerDeclaration]
 
     async def expire_lease(self, task: FleetTask[Any]) -> Attempt:
         """See ``Fleet``. Its node is cut off from the coordinator meanwhile."""
@@ -67,11 +77,30 @@ class ServerFaults(Fleet):
         return node.copies_recognised - known
 
     async def reorder(self, task: FleetTask[Any]) -> Attempt:
-        """See ``Fleet``. Not done here."""
-        skip(
-            "a queue of RabbitMQ keeps its order, and the second assignment goes to whichever node"
-            " is free: run it in memory"
-        )
+        """See ``Fleet``. The first assignment is held between the broker and its node, while nodes
+        learn of assignments by messages only; it is delivered again after the second."""
+        await self.halt()
+        await self.grant(min(self.lease_seconds, UNANSWERED_LEASE_SECONDS))
+        assigns = partial(_assigns, id_of(task))
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.grant, self.lease_seconds)
+            for node in self.nodes:
+                stack.push_async_callback(node.compares, whether=True)
+                await node.compares(whether=False)
+            url = self.servers.stack.connection().broker_url
+            held = await stack.enter_async_context(HeldBack(url, await self.queues(), assigns))
+            overtaken = await self._held(task, held)
+            await self.grant(self.lease_seconds)
+            await self.until(lambda: self._is_followed(task, overtaken), "the next to end", task)
+            node, task_type = self.node_of(overtaken), (await self.view(task)).type
+            known = node.not_taken(task_type)
+            await held.let_go()
+
+            async def refused() -> bool:
+                return node.not_taken(task_type) > known
+
+            await self.until(refused, "the overtaken assignment to be refused", task)
+        return await self._as_it_is(task, overtaken)
 
     async def kill_relay_after_confirm(self, task: FleetTask[Any]) -> int:
         """See ``Fleet``. SIGKILL at the fault point; the stack starts it again."""
@@ -94,7 +123,8 @@ class ServerFaults(Fleet):
         ended: no answer tells it what has passed."""
         if len(self.nodes) < 2:
             raise ValueError("a zombie needs a second node that does its work: nodes=2")
-        gate, attempt = await self._caught(task, ZOMBIE_POINTS[at])
+        point = zombie_point(self.handlers[(await self.view(task)).type], at)
+        gate, attempt = await self._caught(task, point)
         node = self.node_of(attempt)
         node.clock.stop()
         await self._let_expire(task, attempt)
@@ -108,6 +138,7 @@ class ServerFaults(Fleet):
     async def kill_node(self, task: FleetTask[Any]) -> Attempt:
         """See ``Fleet``. The node is in the test's own process: it ends without a word to anybody,
         and its handlers are cancelled."""
+        check_wait(self.lease_seconds)
         _, attempt = await self._caught(task, FaultPoint.BEFORE_REPORT)
         dead = self.node_of(attempt)
         await dead.kill()
@@ -131,14 +162,47 @@ class ServerFaults(Fleet):
         gate = self.gates.put(point, id_of(task))
 
         async def stands() -> bool:
+            if not gate.stands:
+                await self.check_open(task, in_words(point))
             return gate.stands
 
         try:
-            await self.until(stands, f"an attempt that gets to {point}", task)
+            await self.until(stands, in_words(point), task)
         except BaseException:
             self.gates.take_away(gate)
             raise
         return gate, await self._found(task, gate.caught)
+
+    async def _held(self, task: FleetTask[Any], held: HeldBack) -> AttemptView:
+        """The next attempt whose assignment is held back. Other tasks go on meanwhile."""
+
+        async def one_is() -> bool:
+            if held.caught is None:
+                await self.check_open(task, _ASSIGNED)
+            if held.caught is None and held.holds_others:
+                # Nothing of this task may come while others pass.
+                await self.halt()
+                if not await self._is_assigned(task):
+                    await held.let_others_pass()
+                await self.begin()
+            return held.caught is not None
+
+        await self.until(one_is, _ASSIGNED, task)
+        assert held.caught is not None
+        await held.let_others_pass()
+        return await self._found(task, decode_event(held.caught).attempt_id)
+
+    async def _is_assigned(self, task: FleetTask[Any]) -> bool:
+        """Whether an assignment of the task is on its way."""
+        attempts = (await self.view(task)).attempt_list
+        return any(each.state is AttemptState.SUBMITTED for each in attempts)
+
+    async def _is_followed(self, task: FleetTask[Any], attempt: AttemptView) -> bool:
+        """Whether a later attempt has ended."""
+        return any(
+            each.ordinal > attempt.ordinal and each.state in TERMINAL_ATTEMPT_STATES
+            for each in (await self.view(task)).attempt_list
+        )
 
     async def _found(self, task: FleetTask[Any], attempt_id: str | None) -> AttemptView:
         listed = (await self.view(task)).attempt_list
@@ -146,6 +210,7 @@ class ServerFaults(Fleet):
 
     async def _let_expire(self, task: FleetTask[Any], attempt: AttemptView) -> None:
         """Cut its node off until its lease has run out."""
+        check_wait(self.lease_seconds)
         await self.node_of(attempt).cut_off()
         await self.until(lambda: self._has_ended(task, attempt), "its lease to run out", task)
 
@@ -213,6 +278,26 @@ class ServerFaults(Fleet):
         """Wait, and let nothing begin for that."""
 
     @abstractmethod
+    async def check_open(self, task: FleetTask[Any], what: str) -> None:
+        """Raises Stuck where the task has ended: what is waited for does not come any more."""
+
+    @abstractmethod
+    async def halt(self) -> None:
+        """Let nothing more begin, and wait until everything is published."""
+
+    @abstractmethod
+    async def grant(self, lease_seconds: float) -> None:
+        """Let leases that are granted from now on be of this length."""
+
+    @abstractmethod
+    async def begin(self) -> None:
+        """Let it begin."""
+
+    @abstractmethod
+    async def queues(self) -> list[str]:
+        """Of the nodes."""
+
+    @abstractmethod
     async def relay_is_idle(self) -> bool:
         """Whether everything is published."""
 
@@ -231,3 +316,13 @@ class ServerFaults(Fleet):
     @abstractmethod
     def node_of(self, attempt: AttemptView) -> ServerNode:
         """The node that an attempt was given to."""
+
+
+def _assigns(task_id: TaskId, body: bytes) -> bool:
+    """Whether a message gives an attempt of the task to a node."""
+    event = decode_event(body)
+    return (
+        event.task_id == task_id
+        and event.entity_type is EntityType.ATTEMPT
+        and event.next_state == AttemptState.SUBMITTED
+    )

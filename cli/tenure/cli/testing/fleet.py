@@ -14,30 +14,33 @@ from pydantic import BaseModel
 
 from tenure.cli.testing.faults import ServerFaults
 from tenure.cli.testing.node import ServerNode
-from tenure.cli.testing.servers import LEASE_SECONDS, Servers
-from tenure.cli.testing.skipping import skip
+from tenure.cli.testing.servers import Servers
+from tenure.cli.testing.skipping import check_wait, skip
+from tenure.cli.testing.terms import LEASE_SECONDS, SHORTEST_LEASE_SECONDS, put_in_force, terms
 from tenure.client import AsyncClient, AsyncTaskHandle
 from tenure.client.errors import ClientError, Refused
 from tenure.contract.flow import PauseRequest, ResumeRequest
-from tenure.contract.ids import DEFAULT_TENANT, AttemptId, TaskId
+from tenure.contract.ids import DEFAULT_TENANT, AttemptId, IncarnationId, TaskId
 from tenure.contract.reports import NodeFacts
 from tenure.contract.scope import Scope
 from tenure.contract.states import NodeState, PauseScope, TaskState
 from tenure.contract.tasks import AttemptView, TaskView, TimelineEntry
 from tenure.contract.tasktype import TaskType
+from tenure.contract.topology import node_queue
 from tenure.executor.app import Executor
 from tenure.executor.testing.fleet import OPENED_BY_THE_LIFESPAN, FleetTask, NotOpen, Stuck, id_of
 from tenure.executor.testing.gates import Gates
 from tenure.executor.testing.recording import Recording, WatchedExecutor
+from tenure.executor.testing.saying import check_fleet, look_at
 from tenure.executor.testing.story import Attempt, Happening, Receipt, Story
 
 InputT = TypeVar("InputT", bound=BaseModel)
 OutputT = TypeVar("OutputT", bound=BaseModel)
 
 DEFAULT_PATIENCE_SECONDS: Final = 60.0
-MOST_REAL_SECONDS: Final = 30.0
 LOOK_SECONDS: Final = 0.05
 _EVERYTHING: Final[Any] = {"scope": PauseScope.TENANT, "name": DEFAULT_TENANT}
+_WANTED: Final = "a fleet of tests wants leases of this length"
 _PAUSE: Final = "a test has submitted tasks and waits for nothing so far"
 
 
@@ -53,9 +56,11 @@ class RealClock:
         return datetime.now(UTC)
 
     async def advance(self, *, seconds: float) -> None:
-        """Wait; the test is skipped where that would take too long."""
-        if seconds > MOST_REAL_SECONDS:
-            skip(f"on real servers {seconds:g} s take {seconds:g} s: run it in memory")
+        """Wait; the test is skipped where that would take too long. Raises ValueError for a time
+        that runs back."""
+        if seconds < 0:
+            raise ValueError("time runs forward")
+        check_wait(seconds)
         await self._begin()
         await asyncio.sleep(seconds)
 
@@ -70,15 +75,25 @@ class ServerFleet(ServerFaults):
         *,
         nodes: int = 2,
         slots: int = 4,
+        lease_seconds: float | None = None,
         resources: Any = OPENED_BY_THE_LIFESPAN,
         patience_seconds: float | None = None,
     ) -> None:
+        """Raises as ``MemoryFleet`` does. A test of leases that are too short is skipped."""
+        check_fleet(app, nodes)
+        self.lease_seconds = lease_seconds or LEASE_SECONDS
+        if self.lease_seconds < SHORTEST_LEASE_SECONDS:
+            skip(
+                f"on real servers a lease of {self.lease_seconds:g} s runs out while it is granted:"
+                " run it in memory"
+            )
         self.servers = servers
         self.clock = RealClock(self.begin)
         self.recording = Recording()
         self.gates = Gates(self._is_of)
         self.nodes: list[ServerNode] = []
         self._app = WatchedExecutor(app, self.recording, resources)
+        self.handlers = self._app.handlers
         self._names = [f"node-{number}" for number in range(1, nodes + 1)]
         self._prefix = f"{secrets.token_hex(4)}."
         self._slots = slots
@@ -95,6 +110,7 @@ class ServerFleet(ServerFaults):
         """Start the servers, unless they run, and the nodes; wait until these are there."""
         connection = await self.servers.started()
         self._client = AsyncClient(connection.url, connection.tokens["operator"])
+        await put_in_force(self._client, terms(self.lease_seconds), _WANTED)
         self._folder = Path(tempfile.mkdtemp(prefix="tenure-kit-nodes-"))
         for name in self._names:
             await self.start_node(name)
@@ -121,20 +137,34 @@ class ServerFleet(ServerFaults):
         """Start a node of that name, or start it again."""
         assert self._folder is not None
         node = ServerNode(
-            self._prefix + name, self._app, self.servers, slots=self._slots, faults=self.gates
+            self._prefix + name,
+            self._app,
+            self.servers,
+            slots=self._slots,
+            faults=self.gates,
+            make_sandbox=self.recording.sandbox,
         )
         self.nodes = [each for each in self.nodes if each.name != node.name] + [node]
         await node.start(_facts_for(self._app), self._folder)
         return node
 
     async def _all_registered(self) -> bool:
+        return {node.name for node in self.nodes} <= (await self._incarnations()).keys()
+
+    async def _incarnations(self) -> dict[str, IncarnationId]:
+        """Of all nodes that the coordinator knows to be there, by name."""
         assert self._client is not None
-        active = {
-            node.node_id
+        return {
+            node.node_id: IncarnationId(node.incarnation)
             for node in (await self._client.nodes()).nodes
             if node.state == NodeState.ACTIVE
         }
-        return {node.name for node in self.nodes} <= active
+
+    async def queues(self) -> list[str]:
+        """See ``ServerFaults``."""
+        known = await self._incarnations()
+        prefix = self.servers.stack.connection().name_prefix
+        return [node_queue(DEFAULT_TENANT, known[node.name], prefix) for node in self.nodes]
 
     # Work -----------------------------------------------------------------------------------------
 
@@ -153,9 +183,7 @@ class ServerFleet(ServerFaults):
         """See ``Fleet``. The tenant is paused until something is waited for."""
         if self._client is None:
             raise NotOpen
-        if not self._paused:
-            await self._client.pause(PauseRequest(**_EVERYTHING, reason=_PAUSE))
-            self._paused = True
+        await self._pause()
         try:
             handle = await self._client.submit(
                 task_type,
@@ -185,10 +213,28 @@ class ServerFleet(ServerFaults):
         """See ``Fleet``."""
 
         async def over() -> bool:
-            return (await self.view(task)).state is not TaskState.OPEN
+            view = await self.view(task)
+            if view.state is TaskState.OPEN and view.not_before is not None:
+                check_wait((view.not_before - self.clock.now).total_seconds())
+            return view.state is not TaskState.OPEN
 
         await self.until(over, "the task to end", task)
         return await self.story(task)
+
+    async def _pause(self) -> None:
+        if not self._paused and self._client is not None:
+            await self._client.pause(PauseRequest(**_EVERYTHING, reason=_PAUSE))
+            self._paused = True
+
+    async def halt(self) -> None:
+        """See ``ServerFaults``."""
+        await self._pause()
+        await self.wait(self.relay_is_idle, "the relay to have published everything")
+
+    async def grant(self, lease_seconds: float) -> None:
+        """See ``ServerFaults``."""
+        assert self._client is not None
+        await put_in_force(self._client, {"lease_seconds": lease_seconds}, _WANTED)
 
     async def begin(self) -> None:
         """Let what was submitted begin."""
@@ -220,8 +266,20 @@ class ServerFleet(ServerFaults):
                         node.check()
                     await asyncio.sleep(LOOK_SECONDS)
         except TimeoutError as error:
-            story = "" if task is None else f"\n{await self.story(task)}"
-            raise Stuck(f"waited {self._patience:g} s for {what}{story}") from error
+            raise Stuck(
+                f"waited {self._patience:g} s for {what}{await self._known(task)}"
+            ) from error
+
+    async def check_open(self, task: FleetTask[Any], what: str) -> None:
+        """See ``ServerFaults``."""
+        if (await self.view(task)).state is not TaskState.OPEN:
+            raise Stuck(f"waited for {what}, and nothing happens{await self._known(task)}")
+
+    async def _known(self, task: FleetTask[Any] | None) -> str:
+        if task is None:
+            return ""
+        story = await self.story(task)
+        return f"\n{look_at(story)}\n{story}"
 
     # Views ----------------------------------------------------------------------------------------
 
@@ -244,7 +302,7 @@ class ServerFleet(ServerFaults):
             reason=view.reason,
             message=view.message,
             output=view.output,
-            attempts=tuple(self.attempt_of(view.type, each) for each in view.attempt_list),
+            attempts=tuple(self.attempt_of(each) for each in view.attempt_list),
             receipts=tuple(
                 Receipt(
                     each.receipt_id,
@@ -261,7 +319,7 @@ class ServerFleet(ServerFaults):
         self._told[view.task_id] = story
         return story
 
-    def attempt_of(self, task_type: str, view: AttemptView) -> Attempt:
+    def attempt_of(self, view: AttemptView) -> Attempt:
         """An attempt as tests see it."""
         attempt_id = AttemptId(view.attempt_id)
         return Attempt(
@@ -272,7 +330,7 @@ class ServerFleet(ServerFaults):
             state=view.state,
             reason=view.reason,
             message=view.message,
-            began=self.recording.began(task_type, attempt_id),
+            began=self.recording.began(attempt_id),
             raised=self.recording.raised(attempt_id),
         )
 
@@ -296,15 +354,6 @@ class ServerFleet(ServerFaults):
     async def _is_of(self, attempt_id: AttemptId, task_id: TaskId) -> bool:
         view = await self._handles[task_id].view()
         return any(each.attempt_id == attempt_id for each in view.attempt_list)
-
-
-def make_server_fleet(
-    app: Executor, servers: Servers, *, lease_seconds: float | None = None, **options: Any
-) -> ServerFleet:
-    """As the fixture's options say. A test of a lease of another length is skipped."""
-    if lease_seconds is not None and lease_seconds != LEASE_SECONDS:
-        skip(f"on real servers leases are {LEASE_SECONDS:g} s long: run it in memory")
-    return ServerFleet(app, servers, **options)
 
 
 def _happening(

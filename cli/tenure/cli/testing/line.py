@@ -1,6 +1,7 @@
 """A line to the coordinator that can be cut: what a node's requests go through."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final, Self
 
@@ -17,6 +18,8 @@ class Line:
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._is_cut = False
+        self._withheld: bytes | None = None
+        self._all_pass = asyncio.Event()
 
     @classmethod
     async def open(cls, host: str, port: int) -> Self:
@@ -41,9 +44,20 @@ class Line:
         """Carry again."""
         self._is_cut = False
 
+    async def withhold(self, words: bytes) -> None:
+        """Let requests whose first line has these words wait until ``pass_all``."""
+        self._withheld = words
+        self._all_pass.clear()
+
+    async def pass_all(self) -> None:
+        """Carry what was withheld, and everything else again."""
+        self._withheld = None
+        self._all_pass.set()
+
     async def close(self) -> None:
         """End it."""
         await self.cut()
+        await self.pass_all()
         if self._server is not None:
             self._server.close()
 
@@ -60,7 +74,9 @@ class Line:
             self._writers.add(beyond)
             if not self._carries():
                 return
-            await asyncio.gather(_copy(reader, beyond), _copy(answers, writer))
+            await asyncio.gather(
+                _copy(reader, beyond, self._permit), _copy(answers, writer, _at_once)
+            )
         except OSError:
             pass  # either end has gone: the other learns of it below
         finally:
@@ -69,10 +85,24 @@ class Line:
                     self._writers.discard(each)
                     each.transport.abort()
 
+    async def _permit(self, data: bytes) -> None:
+        # A client sends a request in one piece, and nothing behind it before the answer.
+        if self._withheld is not None and self._withheld in data.partition(b"\r\n")[0]:
+            await self._all_pass.wait()
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+
+async def _at_once(data: bytes) -> None:
+    """Nothing keeps it."""
+
+
+async def _copy(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    permit: Callable[[bytes], Awaitable[None]],
+) -> None:
     with suppress(OSError):
         while data := await reader.read(_CHUNK):
+            await permit(data)
             writer.write(data)
             await writer.drain()
     writer.transport.abort()

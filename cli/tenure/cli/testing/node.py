@@ -5,6 +5,7 @@ any other executor; only its clock and its line to the coordinator are the test'
 """
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from tenure.contract.reports import NodeFacts
 from tenure.executor.app import Executor
 from tenure.executor.clock import system_clock
 from tenure.executor.config import load_settings
+from tenure.executor.isolation.sandbox import Sandbox
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.executor.runner import run_until
 from tenure.executor.stopping import Stopping
@@ -22,6 +24,8 @@ from tenure.executor.stopping import Stopping
 COMPARISON_SECONDS: Final = 1.0
 DRAIN_SECONDS: Final = 1.0
 _COPIES: Final = "tenure_executor_duplicates_total"
+_ENDED: Final = "tenure_executor_attempts_total"
+_QUESTION: Final = b"/assignments?"
 
 
 class NodeClock:
@@ -51,7 +55,14 @@ class ServerNode:
     """``start`` and ``stop``, or ``kill``; ``cut_off`` and ``reconnect`` in between."""
 
     def __init__(
-        self, name: str, app: Executor, servers: Servers, *, slots: int, faults: FaultPoints
+        self,
+        name: str,
+        app: Executor,
+        servers: Servers,
+        *,
+        slots: int,
+        faults: FaultPoints,
+        make_sandbox: Callable[..., Sandbox],
     ) -> None:
         self.name = name
         self.clock = NodeClock()
@@ -60,6 +71,7 @@ class ServerNode:
         self._servers = servers
         self._slots = slots
         self._faults = faults
+        self._make_sandbox = make_sandbox
         self._stopping = Stopping(DRAIN_SECONDS)
         self._line: Line | None = None
         self._running: asyncio.Task[None] | None = None
@@ -87,6 +99,7 @@ class ServerNode:
             self._faults,
             clock=self.clock,
             metrics=self.metrics,
+            make_sandbox=self._make_sandbox,
         )
         self._running = asyncio.create_task(running)
 
@@ -109,6 +122,18 @@ class ServerNode:
         """Everything does again."""
         if self._line is not None:
             await self._servers.run(self._line.mend())
+
+    def not_taken(self, task_type: str) -> int:
+        """Attempts of a type that the coordinator did not let begin here."""
+        labels = {"task_type": task_type, "outcome": "not_taken"}
+        return round(self.metrics.registry.get_sample_value(_ENDED, labels) or 0)
+
+    async def compares(self, *, whether: bool) -> None:
+        """Whether it learns what it should have by asking the coordinator; else by messages only,
+        and its questions wait."""
+        if self._line is not None:
+            line = self._line
+            await self._servers.run(line.pass_all() if whether else line.withhold(_QUESTION))
 
     async def stop(self) -> None:
         """Drain it."""

@@ -17,15 +17,12 @@ from typing import Any, Final, TypeVar
 from tenure.cli.drills.struck_relay import ARM
 from tenure.cli.local.programs import Program
 from tenure.cli.local.stack import Connection, Stack
+from tenure.cli.testing.terms import LEASE_SECONDS, terms
 
-LEASE_SECONDS: Final = 8.0
 SETTINGS: Final = {
-    "TENURE_LEASE_SECONDS": f"{LEASE_SECONDS:g}",
-    "TENURE_CLOCK_TOLERANCE_SECONDS": "0.5",
-    # Shorter than a lease: what a silent node has lost goes to another.
-    "TENURE_NODE_SILENCE_SECONDS": "5",
+    f"TENURE_{name.upper()}": f"{seconds:g}" for name, seconds in terms(LEASE_SECONDS).items()
 }
-"""Leases short enough to wait for their end, and long enough for a busy machine."""
+"""Of a fleet that asks for nothing else."""
 
 ResultT = TypeVar("ResultT")
 

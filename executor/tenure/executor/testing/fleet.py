@@ -6,31 +6,25 @@ coordinator and a relay. A test does not say which.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from pydantic import BaseModel
 
-from tenure.contract.faultpoints import FaultPoint
 from tenure.contract.ids import TaskId
 from tenure.contract.scope import Scope
 from tenure.contract.states import TaskState
 from tenure.contract.tasktype import TaskType
 from tenure.executor.app import Executor
+from tenure.executor.testing.saying import Where
 from tenure.executor.testing.story import Attempt, Receipt, Story
 
 InputT = TypeVar("InputT", bound=BaseModel)
 OutputT = TypeVar("OutputT", bound=BaseModel)
 
 OPENED_BY_THE_LIFESPAN: Final = object()
-Where: TypeAlias = Literal["handler", "effect"]
-ZOMBIE_POINTS: Final[Mapping[Where, FaultPoint]] = {
-    "handler": FaultPoint.BEFORE_HANDLER,
-    "effect": FaultPoint.BEFORE_EFFECT,
-}
 
 
 class Stuck(AssertionError):
@@ -170,7 +164,10 @@ class Fleet(ABC):
 
         Its handler runs to its end, and only its receivers stand in its way. Gives back its
         attempt: ``raised`` is what the handler met, None where nobody refused it. Effects are those
-        of coroutines: ``async with context.side_effect(...)``, and the guards that are awaited.
+        of coroutines: ``async with context.side_effect(...)``, and the guards that are awaited. A
+        handler in a process of its own, or a command, is stopped as its process is about to be
+        started. Raises ValueError for an effect of a handler that is no coroutine, and for a fleet
+        without a second node.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Handlers that are watched: whether they had control, and what they ended with."""
+"""Handlers that are watched, wherever they run: whether they had control, what they ended with."""
 
 import functools
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -6,17 +6,24 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import BaseModel
+
 from tenure.contract.ids import AttemptId
+from tenure.contract.isolation import Enforcement
 from tenure.executor.app import Executor
 from tenure.executor.context import Context
 from tenure.executor.declare import HandlerDeclaration
+from tenure.executor.isolation.sandbox import Record, Sandbox
+from tenure.executor.lease import Lease
 from tenure.executor.testing.fleet import OPENED_BY_THE_LIFESPAN
 
 
 @dataclass(slots=True)
 class Run:
-    """A handler that had control. ``ended``: it has it no more."""
+    """A handler that had control. ``ended``: it has it no more. One in a process of its own
+    ``began`` when the process did."""
 
+    began: bool = True
     raised: BaseException | None = None
     ended: bool = False
 
@@ -26,11 +33,11 @@ class Recording:
 
     def __init__(self) -> None:
         self.runs: dict[AttemptId, Run] = {}
-        self._unseen: set[str] = set()
 
-    def began(self, task_type: str, attempt_id: AttemptId) -> bool | None:
-        """Whether a handler had control; None where it would not be seen."""
-        return None if task_type in self._unseen else attempt_id in self.runs
+    def began(self, attempt_id: AttemptId) -> bool:
+        """Whether a handler had control."""
+        run = self.runs.get(attempt_id)
+        return run is not None and run.began
 
     def raised(self, attempt_id: AttemptId) -> BaseException | None:
         """What a handler ended with."""
@@ -38,15 +45,18 @@ class Recording:
         return None if run is None else run.raised
 
     def watched(self, handlers: Mapping[str, HandlerDeclaration]) -> dict[str, HandlerDeclaration]:
-        """The same handlers, watched. What runs in a process of its own is left as it is: another
-        process imports it by name."""
-        self._unseen |= {name for name, one in handlers.items() if one.runs_in != "executor"}
+        """The same handlers, watched. What runs in a process of its own is left as it is, since
+        that process imports it by name: the sandbox is watched."""
         return {
             name: declaration
             if declaration.runs_in != "executor"
             else replace(declaration, handler=self._watched(declaration))
             for name, declaration in handlers.items()
         }
+
+    def sandbox(self, *args: Any, **options: Any) -> Sandbox:
+        """A sandbox whose processes are watched."""
+        return WatchedSandbox(self, *args, **options)
 
     def _watched(self, declaration: HandlerDeclaration) -> Any:
         handler = declaration.handler
@@ -77,6 +87,33 @@ class Recording:
                 run.ended = True
 
         return called
+
+
+class WatchedSandbox(Sandbox):
+    """Runs processes, and notes of each attempt what its process has told."""
+
+    def __init__(self, recording: Recording, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._recording = recording
+
+    async def run(
+        self, declaration: HandlerDeclaration, input: BaseModel, context: Context[Any],
+        lease: Lease, record: Record,
+    ) -> object:  # fmt: skip
+        """As it does."""
+        run = self._recording.runs[context.attempt_id] = Run(began=False)
+
+        def begun(enforced: Enforcement) -> None:
+            run.began = True
+            record(enforced)
+
+        try:
+            return await super().run(declaration, input, context, lease, begun)
+        except BaseException as error:
+            run.raised = error
+            raise
+        finally:
+            run.ended = True
 
 
 class WatchedExecutor(Executor):

@@ -9,7 +9,8 @@ from tenure.contract.states import AttemptState, TaskState
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One attempt. ``began``: its handler had control; ``raised`` is what it ended with, None where
-    it returned or goes on. Both are None for a handler that runs in a process of its own."""
+    it returned or goes on. From a process come the exceptions of ``tenure.executor``; every other
+    end without an output is ``RunEnded``, with its words."""
 
     ordinal: int
     attempt_id: str
@@ -18,7 +19,7 @@ class Attempt:
     state: AttemptState
     reason: str | None
     message: str | None
-    began: bool | None
+    began: bool
     raised: BaseException | None
 
     def __str__(self) -> str:
@@ -26,7 +27,7 @@ class Attempt:
         words.append(self.state.value + (f" ({self.reason})" if self.reason else ""))
         if self.raised is not None:
             words.append(f"handler raised {type(self.raised).__name__}: {self.raised}")
-        elif self.began is False:
+        elif not self.began:
             words.append("handler never began")
         elif self.message:
             words.append(self.message)

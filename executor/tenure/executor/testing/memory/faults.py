@@ -2,18 +2,20 @@
 gate at a fault point, and never for a time."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tenure.contract.faultpoints import FaultPoint
 from tenure.contract.states import TaskState
 from tenure.coordinator.core.rows import AttemptRow, TaskRow
-from tenure.executor.testing.fleet import ZOMBIE_POINTS, Fleet, FleetTask, Where, id_of
+from tenure.executor.declare import HandlerDeclaration
+from tenure.executor.testing.fleet import Fleet, FleetTask, id_of
 from tenure.executor.testing.gates import Gate, Gates
 from tenure.executor.testing.memory.authority import MemoryAuthority
 from tenure.executor.testing.memory.broker import MemoryBroker, MemoryRelay
 from tenure.executor.testing.memory.node import MemoryNode
 from tenure.executor.testing.recording import Recording
+from tenure.executor.testing.saying import Where, in_words, zombie_point
 from tenure.executor.testing.story import Attempt, Receipt
 
 
@@ -26,6 +28,7 @@ class MemoryFaults(Fleet):
     gates: Gates
     recording: Recording
     nodes: list[MemoryNode]
+    handlers: Mapping[str, HandlerDeclaration]
 
     async def expire_lease(self, task: FleetTask[Any]) -> Attempt:
         """See ``Fleet``."""
@@ -96,7 +99,8 @@ class MemoryFaults(Fleet):
         """See ``Fleet``."""
         if sum(node.reachable for node in self.nodes) < 2:
             raise ValueError("a zombie needs a second node that does its work: nodes=2")
-        gate, attempt = await self._caught(task, ZOMBIE_POINTS[at])
+        point = zombie_point(self.handlers[self.row_of(task).type], at)
+        gate, attempt = await self._caught(task, point)
         node = self.node_of(attempt)
         node.stop()
         await self._advance_past(attempt)
@@ -134,7 +138,7 @@ class MemoryFaults(Fleet):
         """The next attempt that gets to the point; it stands there."""
         gate = self.gates.put(point, id_of(task))
         try:
-            await self.until(lambda: gate.stands, f"an attempt that gets to {point}", task)
+            await self.until(lambda: gate.stands, in_words(point), task)
         except BaseException:
             self.gates.take_away(gate)
             raise

@@ -30,6 +30,7 @@ from tenure.executor.testing.memory.broker import MemoryBroker, MemoryRelay
 from tenure.executor.testing.memory.faults import MemoryFaults
 from tenure.executor.testing.memory.node import MemoryNode, Surroundings
 from tenure.executor.testing.recording import Recording, opened
+from tenure.executor.testing.saying import check_fleet, look_at
 from tenure.executor.testing.story import Attempt, Happening, Receipt, Story
 
 InputT = TypeVar("InputT", bound=BaseModel)
@@ -74,17 +75,17 @@ class MemoryFleet(MemoryFaults):
         patience_seconds: float | None = None,
     ) -> None:
         """Raises ValueError for a fleet without nodes or handlers, TypeError for no executor."""
-        if not isinstance(app, Executor):
-            raise TypeError(f"{app!r} is no Executor: give the object that has the handlers")
-        if nodes < 1 or not app.handlers:
-            raise ValueError("a fleet has one node at least, and its executor one handler")
+        check_fleet(app, nodes)
         self._patience = patience_seconds or DEFAULT_PATIENCE_SECONDS
         self._open = False
         self._moved = asyncio.Event()
         self._tasks: dict[TaskId, FleetTask[Any]] = {}
         lease = round((lease_seconds or DEFAULT_LEASE_SECONDS) * _MICROSECONDS)
         policy = LeasePolicy(
-            lease_microseconds=lease, clock_tolerance_microseconds=min(_MICROSECONDS, lease // 10)
+            lease_microseconds=lease,
+            clock_tolerance_microseconds=min(_MICROSECONDS, lease // 10),
+            # No longer than a lease: what a stopped node has lost goes to another.
+            node_silence_microseconds=min(lease, LeasePolicy().node_silence_microseconds),
         )
         now = time.time_ns() // 1000
         self.authority = MemoryAuthority(now=now, policy=policy, appended=self._moved.set)
@@ -93,9 +94,10 @@ class MemoryFleet(MemoryFaults):
         self.gates = Gates(self._is_of, self._moved.set)
         self.recording = Recording()
         self.clock = MemoryClock(self)
+        self.handlers = self.recording.watched(app.handlers)
         self._around = Surroundings(
             authority=self.authority,
-            handlers=self.recording.watched(app.handlers),
+            handlers=self.handlers,
             software=f"{app.name} {app.version}",
             executable=executable_of_app(app),
             facts=_facts_for(app),
@@ -106,6 +108,7 @@ class MemoryFleet(MemoryFaults):
             },
             slots=slots,
             open_resources=opened(app, resources),
+            make_sandbox=self.recording.sandbox,
             faults=self.gates,
             moved=self._moved.set,
         )
@@ -283,7 +286,10 @@ class MemoryFleet(MemoryFaults):
         return "\n".join(str(self._story(task_id)) for task_id in self._tasks)
 
     def _told(self, task: FleetTask[Any] | None) -> str:
-        return self.tell() if task is None else str(self._story(id_of(task)))
+        if task is None:
+            return self.tell()
+        story = self._story(id_of(task))
+        return f"{look_at(story)}\n{story}"
 
     def _story(self, task_id: TaskId) -> Story:
         authority, row = self.authority, self.authority.rows.tasks[task_id]
@@ -326,7 +332,7 @@ class MemoryFleet(MemoryFaults):
             state=row.state,
             reason=said.reason,
             message=said.message,
-            began=self.recording.began(self.authority.rows.tasks[row.task_id].type, row.attempt_id),
+            began=self.recording.began(row.attempt_id),
             raised=self.recording.raised(row.attempt_id),
         )
 

@@ -76,6 +76,7 @@ class Surroundings:
     concurrency: dict[str, int]
     slots: int
     open_resources: Callable[[], AbstractAsyncContextManager[Any]]
+    make_sandbox: Callable[..., Sandbox]
     faults: FaultPoints
     moved: Callable[[], None]
 
@@ -181,7 +182,9 @@ class MemoryNode:
                 output_limit_bytes=DEFAULT_PAYLOAD_LIMIT_BYTES,
                 metrics=self.metrics,
                 authority_changed=lambda: None,
-                sandbox=Sandbox(Place(), output_limit_bytes=DEFAULT_PAYLOAD_LIMIT_BYTES),
+                sandbox=around.make_sandbox(
+                    Place(), output_limit_bytes=DEFAULT_PAYLOAD_LIMIT_BYTES
+                ),
                 recorder=progress,
                 faults=around.faults,
             )
