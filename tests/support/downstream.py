@@ -2,7 +2,7 @@
 
 import secrets
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,6 +11,7 @@ from typing import TypeAlias
 import asyncpg
 
 from tenure.contract.ids import AttemptId, FencingToken, TaskId, fencing_token
+from tenure.contract.scope import UNLIMITED, Scope
 from tenure.executor.clock import system_clock
 from tenure.executor.context import Context
 from tenure.executor.guards.sql import SqlGuard
@@ -84,6 +85,8 @@ async def attempt(
     expires_in_seconds: float = 60.0,
     remaining_seconds: float = 60.0,
     tolerance_seconds: float = 0.2,
+    scope: Scope = UNLIMITED,
+    input: Mapping[str, object] | None = None,
 ) -> Context[None]:
     """An attempt whose lease ends ``expires_in_seconds`` from now on the server's clock, and which
     believes by its own clock that it has ``remaining_seconds`` (a paused holder believes too long).
@@ -101,7 +104,7 @@ async def attempt(
         remaining_seconds=remaining_seconds + tolerance_seconds,
         expires_at=now + timedelta(seconds=expires_in_seconds),
     )
-    return Context(lease=lease, task_type="effect", resources=None)
+    return Context(lease=lease, task_type="effect", resources=None, scope=scope, input=input)
 
 
 async def write(

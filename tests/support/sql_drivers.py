@@ -46,6 +46,7 @@ class Driver:
         times: int = 1,
         commit: bool = False,
         swallow: bool = False,
+        key: str = "",
     ) -> bool:
         """Write a row under the guard; False when the operation had been done before.
 
@@ -58,10 +59,10 @@ class Driver:
             loop = asyncio.get_running_loop()
             return await asyncio.to_thread(
                 self._write_now, guard, context, operation, within, loop,
-                [(statement, parameters)] * times, commit, swallow,
+                [(statement, parameters)] * times, commit, swallow, key,
             )  # fmt: skip
         assert isinstance(guard, AsyncGuard)
-        async with guard.transaction(context, operation=operation) as effect:
+        async with guard.transaction(context, operation=operation, key=key) as effect:
             if not effect.already_done:
                 try:
                     for _ in range(times):
@@ -84,8 +85,9 @@ class Driver:
         statements: list[Statement],
         commit: bool,
         swallow: bool,
+        key: str,
     ) -> bool:
-        with guard.transaction(context, operation=operation) as effect:
+        with guard.transaction(context, operation=operation, key=key) as effect:
             if not effect.already_done:
                 try:
                     for statement, parameters in statements:

@@ -264,7 +264,8 @@ def judge_downstream(
         yield fail(
             check,
             f"{facts.user_name} has no use of {', '.join(facts.lacking)}",
-            "Let its owner run what `tenure guard sql --print --role ACCOUNT` prints.",
+            "Let its owner run what `tenure guard sql --print --role ACCOUNT` prints; over an"
+            " installation of an earlier version too.",
         )
     elif facts.writable:
         yield warn(

@@ -47,7 +47,7 @@ async def receiver(empty_database: FreshDatabase) -> AsyncIterator[Downstream]:
 async def test_a_guarded_database_conforms(receiver: Downstream) -> None:
     code, report = await command("check", "sql", receiver.writer_url)
     assert [one["says"] for one in report if not one["passed"]] == []
-    assert (code, len(report)) == (0, 6)
+    assert (code, len(report)) == (0, 7)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,11 @@ async def test_a_guarded_database_conforms(receiver: Downstream) -> None:
             "already_done := not found;",
             "already_done := false;",
             ["an effect is written once, by whichever attempt"],
+        ),
+        (
+            "return v_permits;",
+            "return true;",
+            ["what the scope of the lease does not permit is refused"],
         ),
     ],
 )

@@ -16,7 +16,7 @@ PAGE = (REPOSITORY / "docs" / "guards.md").read_text(encoding="utf-8")
 async def test_the_recipe_in_plain_sql_writes_once_and_refuses_an_older_token(
     empty_database: FreshDatabase,
 ) -> None:
-    (recipe,) = re.findall(r"^```sql\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    recipe, scoped = re.findall(r"^```sql\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     older = recipe.replace("4294967297", "4294967296").replace("'payment'", "'another'")
     expired = recipe.replace("now() + interval '30 s", "now() - interval '30 s")
     async with downstream(empty_database.admin_url) as receiver:
@@ -32,9 +32,17 @@ async def test_the_recipe_in_plain_sql_writes_once_and_refuses_an_older_token(
                     await writer.execute(refused)
                 assert caught.value.sqlstate == sqlstate
                 await writer.execute("rollback")
+            await writer.execute(scoped)
+            outside = scoped.replace("'orders/17'", "'orders/18'").replace("'payment of", "'not")
+            wider = scoped.replace("{order}", "*").replace("'payment of", "'wider")
+            for refused in (outside, wider):
+                with pytest.raises(asyncpg.PostgresError) as caught:
+                    await writer.execute(refused)
+                assert caught.value.sqlstate == "TN003"
+                await writer.execute("rollback")
             settled = "select tenure_settle($1, $2, 'payment', 4294967297)"
             task, attempt = re.findall(r"'([0-9a-f-]{36})'", recipe)
             assert await writer.fetchval(settled, task, attempt)
         finally:
             await writer.close()
-        assert await receiver.owner.fetchval("select count(*) from payments") == 1
+        assert await receiver.owner.fetchval("select count(*) from payments") == 2

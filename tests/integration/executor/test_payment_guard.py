@@ -12,12 +12,15 @@ import asyncpg
 import httpx2
 import pytest
 
+from tenure.contract.scope import Scope
 from tenure.executor.context import Context
+from tenure.executor.core.paying import Known
 from tenure.executor.errors import (
     AuthorityOver,
     CommitUnknown,
     EffectConflict,
     OutcomeUnknown,
+    OutOfScope,
     StaleToken,
 )
 from tenure.executor.guards.payment import (
@@ -33,6 +36,7 @@ from tenure.executor.guards.payment_psycopg import PsycopgPayments
 from tenure.executor.guards.payment_table import table
 from tenure.executor.guards.psycopg import PsycopgGuard
 from tenure.executor.guards.sql import SqlGuard
+from tenure.executor.side_effects import SideEffect
 from tests.support.downstream import Downstream, downstream
 from tests.support.gateway import LIMIT_CENTS, Charge, Http, HttpNow, Order, Process, gateway
 from tests.support.isolation import DatabaseServer
@@ -68,17 +72,11 @@ class InThreads:
     async def raise_fence(self, context: Context[Any]) -> None:
         await self.record.raise_fence(context)
 
-    async def intend(
-        self, context: Context[Any], operation: str, payment_id: str, digest: str
-    ) -> Entry:
-        return await asyncio.to_thread(
-            self.record.intend_now, context, operation, payment_id, digest
-        )
+    async def intend(self, context: Context[Any], begun: SideEffect, digest: str) -> Entry:
+        return await asyncio.to_thread(self.record.intend_now, context, begun, digest)
 
-    async def settle(
-        self, context: Context[Any], operation: str, payment_id: str, entry: Entry
-    ) -> None:
-        await asyncio.to_thread(self.record.settle_now, context, operation, payment_id, entry)
+    async def settle(self, context: Context[Any], begun: SideEffect, entry: Entry) -> None:
+        await asyncio.to_thread(self.record.settle_now, context, begun, entry)
 
 
 @pytest.fixture(params=["sqlite", "postgres", "sqlite in threads", "postgres in threads"])
@@ -267,6 +265,21 @@ async def test_an_attempt_whose_lease_is_over_by_the_record_s_clock_sends_nothin
         await payments(once, record).pay(context, operation="charge", request=ORDER)
     ids = {each["id"] for each in (await once.ledger())["charges"]}
     assert context.side_effect("charge").id not in ids
+
+
+@pytest.mark.requirement("LEASE-11")
+async def test_what_the_lease_does_not_permit_is_not_written_down(record: Fenced) -> None:
+    """The guard has asked before; this is the record, asked by whoever does not."""
+    context = attempt(scope=Scope(operations=("charge",), objects=("orders/{id}",)),
+                      input={"id": 17}, ordinal=1)  # fmt: skip
+    await record.raise_fence(context)
+    for operation, key in (("refund", "orders/17"), ("charge", "orders/18"), ("charge", "")):
+        with pytest.raises(OutOfScope):
+            await record.intend(context, context.side_effect(operation, key=key), "digest")
+    permitted = context.side_effect("charge", key="orders/17")
+    assert (await record.intend(context, permitted, "digest")).known == "new"
+    await record.settle(context, permitted, Entry(Known.PAID, "digest", "{}"))
+    assert (await record.intend(context, permitted, "digest")).known == "paid"
 
 
 @pytest.mark.requirement("LEASE-10")

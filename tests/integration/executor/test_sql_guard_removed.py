@@ -15,10 +15,12 @@ import asyncpg
 import pytest
 
 from tenure.cli.local.errors import LocalServerMissingError
+from tenure.contract.scope import Scope
 from tenure.executor.context import Context
-from tenure.executor.errors import AuthorityOver, EffectNotWritten, StaleToken
+from tenure.executor.errors import AuthorityOver, EffectNotWritten, OutOfScope, StaleToken
 from tenure.executor.guards.sql import SqlGuard
 from tenure.executor.guards.sql_install import install_statements
+from tenure.executor.scope import GrantedScope
 from tests.support.downstream import Downstream, attempt, downstream, server_says, write
 from tests.support.isolation import DatabaseServer, FreshDatabase
 from tests.support.services import local_postgres
@@ -32,7 +34,7 @@ Attack = Callable[[Downstream, SqlGuard], Awaitable[bool]]
 async def refused(action: Awaitable[object]) -> bool:
     try:
         await action
-    except (StaleToken, AuthorityOver, EffectNotWritten):
+    except (StaleToken, AuthorityOver, EffectNotWritten, OutOfScope):
         return True
     return False
 
@@ -121,6 +123,25 @@ async def busy_holder_is_judged_early(receiver: Downstream, guard: SqlGuard) -> 
     return await refused(holder()) and await receiver.effects(context.task_id) == []
 
 
+async def what_the_lease_does_not_permit(receiver: Downstream, guard: SqlGuard) -> bool:
+    """Asked for by a sender that does not look at the scope itself."""
+    context = await attempt(receiver.owner, scope=Scope(objects=("orders/17",)))
+    return await refused(_unasked(guard, context, "orders/18"))
+
+
+async def token_gets_a_wider_scope(receiver: Downstream, guard: SqlGuard) -> bool:
+    """Than the one under which its fence was raised before the handler began."""
+    context = await attempt(receiver.owner, scope=Scope(objects=("orders/17",)))
+    await guard.raise_fence(context)
+    context.scope = GrantedScope(Scope(objects=("orders/*",)), {})
+    return await refused(_unasked(guard, context, "orders/18"))
+
+
+async def _unasked(guard: SqlGuard, context: Context[None], key: str) -> None:
+    async with guard.step(context, "row", context.side_effect("write", key=key)):
+        pass
+
+
 async def _paused_until(receiver: Downstream, guard: SqlGuard, context: Context[None]) -> bool:
     """Hold a transaction open and do nothing. Whether the server ended it soon after the end of
     its authority (a while after which a server without the rule has not)."""
@@ -161,7 +182,7 @@ RULES = (
     Rule(
         "raised fence",
         old_token_writes_after_successors_fence,
-        "if p_fencing_token > v_stored then",
+        "if p_fencing_token > v_stored or p_scope is distinct from v_scope then",
         "if false then",
     ),
     Rule(
@@ -175,6 +196,13 @@ RULES = (
         fence_is_awaited_past_the_end,
         "if clock_timestamp() >= p_expires_at + p_tolerance then",
         "if statement_timestamp() >= p_expires_at + p_tolerance then",
+    ),
+    Rule("scope", what_the_lease_does_not_permit, "return v_permits;", "return true;"),
+    Rule(
+        "one scope for a token",
+        token_gets_a_wider_scope,
+        "and v_scope is not null and p_scope is distinct from v_scope then",
+        "and false then",
     ),
     Rule("inbox", effect_is_repeated, "already_done := not found;", "already_done := false;"),
     Rule(

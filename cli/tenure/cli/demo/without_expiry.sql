@@ -20,7 +20,8 @@ create or replace function guard.tenure_raise_fence(
     p_task_id uuid,
     p_fencing_token bigint,
     p_expires_at timestamptz,
-    p_tolerance interval
+    p_tolerance interval,
+    p_scope jsonb default null
 ) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$

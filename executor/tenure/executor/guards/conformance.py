@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from tenure.contract.errors import TenureError
 from tenure.contract.ids import AttemptId, FencingToken, TaskId, fencing_token
+from tenure.contract.scope import UNLIMITED, Scope
 from tenure.executor.clock import system_clock
 from tenure.executor.context import Context
 from tenure.executor.lease import Lease
@@ -48,6 +49,7 @@ def probe(
     *,
     now: datetime | None = None,
     lease_seconds: float = LEASE_SECONDS,
+    scope: Scope = UNLIMITED,
 ) -> Context[None]:
     """An attempt that nobody granted, which believes that it has a minute. ``lease_seconds`` from
     ``now`` on the receiver's clock its lease ends; negative for one that is over."""
@@ -63,7 +65,9 @@ def probe(
         remaining_seconds=LEASE_SECONDS,
         expires_at=(now or datetime.now(UTC)) + timedelta(seconds=lease_seconds),
     )
-    return Context(lease=lease, task_type="conformance", resources=None, ordinal=generation)
+    return Context(
+        lease=lease, task_type="conformance", resources=None, ordinal=generation, scope=scope
+    )
 
 
 def successor(context: Context[Any], *, now: datetime | None = None) -> Context[None]:

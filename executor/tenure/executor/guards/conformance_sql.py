@@ -4,8 +4,9 @@ from datetime import datetime
 
 import asyncpg
 
+from tenure.contract.scope import Scope
 from tenure.executor.context import Context
-from tenure.executor.errors import AuthorityOver, GuardUnavailable, StaleToken
+from tenure.executor.errors import AuthorityOver, GuardUnavailable, OutOfScope, StaleToken
 from tenure.executor.guards.conformance import (
     Check,
     Outcome,
@@ -80,6 +81,19 @@ async def check_sql(url: str, *, schema: str = "public") -> list[Outcome]:
 
             await refused(holder(), AuthorityOver)
 
+        async def outside() -> None:
+            context = probe(scope=Scope(operations=("row",), objects=("this",)))
+
+            async def unasked(operation: str, key: str) -> None:
+                """Without the sender's own check."""
+                begun = context.side_effect(operation, key=key)
+                async with guard.step(context, "row", begun):
+                    pass
+
+            await refused(unasked("row", "another"), OutOfScope)
+            await refused(unasked("another", "this"), OutOfScope)
+            await unasked("row", "this")
+
         checks: dict[str, Check] = {
             "the guard is installed, and this account can only call it": installed,
             "an effect is written once, by whichever attempt": once,
@@ -87,6 +101,7 @@ async def check_sql(url: str, *, schema: str = "public") -> list[Outcome]:
             "an old holder is refused before its successor has written": untouched,
             "an equal token is refused after the end of its lease": over,
             "a transaction paused between check and commit is ended": paused,
+            "what the scope of the lease does not permit is refused": outside,
         }
         try:
             return await run(checks)

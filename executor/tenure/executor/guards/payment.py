@@ -79,7 +79,7 @@ class PaymentGuard(Generic[RequestT, ReceiptT]):
         """
         async with context.side_effect(operation, key=key) as effect:
             digest = digest_of(request)
-            entry = await self._record.intend(context, operation, effect.id, digest)
+            entry = await self._record.intend(context, effect, digest)
             check_same(context, operation, entry, digest)
             course = Course(
                 context,
@@ -99,12 +99,12 @@ class PaymentGuard(Generic[RequestT, ReceiptT]):
                         course.told(await self._gateway.act(effect.id, request))
                 except Declined as declined:
                     outcome = course.declined(declined.reason)
-                    await self._record.settle(context, operation, effect.id, outcome)
+                    await self._record.settle(context, effect, outcome)
                     raise
                 except Exception as error:  # noqa: BLE001 - the gateway's: whatever, no answer
                     await asyncio.sleep(course.unanswered(error))
             if course.outcome is not None:
-                await self._record.settle(context, operation, effect.id, course.outcome)
+                await self._record.settle(context, effect, course.outcome)
             return course.receipt
 
 
@@ -132,7 +132,7 @@ class BlockingPaymentGuard(Generic[RequestT, ReceiptT]):
         the gateway did not answer."""
         with context.side_effect(operation, key=key) as effect:
             digest = digest_of(request)
-            entry = self._record.intend_now(context, operation, effect.id, digest)
+            entry = self._record.intend_now(context, effect, digest)
             check_same(context, operation, entry, digest)
             course = Course(
                 context,
@@ -152,11 +152,11 @@ class BlockingPaymentGuard(Generic[RequestT, ReceiptT]):
                         course.told(self._gateway.act(effect.id, request))
                 except Declined as declined:
                     outcome = course.declined(declined.reason)
-                    self._record.settle_now(context, operation, effect.id, outcome)
+                    self._record.settle_now(context, effect, outcome)
                     raise
                 except Exception as error:
                     if context.wait_cancelled(course.unanswered(error)):
                         raise course.unknown("was not answered before it was to end") from error
             if course.outcome is not None:
-                self._record.settle_now(context, operation, effect.id, course.outcome)
+                self._record.settle_now(context, effect, course.outcome)
             return course.receipt

@@ -21,6 +21,7 @@ from tenure.executor.errors import (
     ExecutorError,
     OutcomeUnknown,
 )
+from tenure.executor.side_effects import SideEffect
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 RequestT_contra = TypeVar("RequestT_contra", bound=BaseModel, contravariant=True)
@@ -83,15 +84,11 @@ class PaymentRecord(Protocol):
     def shared(self) -> bool:
         """See above."""
 
-    async def intend(
-        self, context: Context[Any], operation: str, payment_id: str, digest: str
-    ) -> Entry:
-        """Write the payment down unless it is there; what was there before, NEW when nothing was.
-        May raise StaleToken and AuthorityOver."""
+    async def intend(self, context: Context[Any], begun: SideEffect, digest: str) -> Entry:
+        """Write the payment down unless it is there, under the id of the effect ``begun``; what was
+        there before, NEW when nothing was. May raise StaleToken, AuthorityOver and OutOfScope."""
 
-    async def settle(
-        self, context: Context[Any], operation: str, payment_id: str, entry: Entry
-    ) -> None:
+    async def settle(self, context: Context[Any], begun: SideEffect, entry: Entry) -> None:
         """Write down how it ended. May raise StaleToken and AuthorityOver: then a later attempt
         asks the gateway."""
 
@@ -103,14 +100,10 @@ class BlockingPaymentRecord(Protocol):
     def shared(self) -> bool:
         """As that of ``PaymentRecord``."""
 
-    def intend_now(
-        self, context: Context[Any], operation: str, payment_id: str, digest: str
-    ) -> Entry:
+    def intend_now(self, context: Context[Any], begun: SideEffect, digest: str) -> Entry:
         """As ``intend``."""
 
-    def settle_now(
-        self, context: Context[Any], operation: str, payment_id: str, entry: Entry
-    ) -> None:
+    def settle_now(self, context: Context[Any], begun: SideEffect, entry: Entry) -> None:
         """As ``settle``."""
 
 

@@ -13,6 +13,7 @@ from tenure.executor.guards.payment_course import Entry
 from tenure.executor.guards.payment_table import intent_step, outcome_step
 from tenure.executor.guards.sql import SqlGuard
 from tenure.executor.guards.sql_install import quoted
+from tenure.executor.side_effects import SideEffect
 
 
 class PostgresPayments:
@@ -31,16 +32,14 @@ class PostgresPayments:
         """As that of the SQL guard."""
         await self._guard.raise_fence(context)
 
-    async def intend(
-        self, context: Context[Any], operation: str, payment_id: str, digest: str
-    ) -> Entry:
+    async def intend(self, context: Context[Any], begun: SideEffect, digest: str) -> Entry:
         """As PaymentRecord says. Raises what ``SqlGuard.transaction`` raises."""
-        step = intent_step(payment_id, context.attempt_id)
-        async with self._guard.step(context, step) as effect:
+        step = intent_step(begun.id, context.attempt_id)
+        async with self._guard.step(context, step, begun) as effect:
             row = await effect.connection.fetchrow(
                 f"select known, digest, content from {self._table}"
                 " where payment_id = $1 for update",
-                payment_id,
+                begun.id,
             )
             if row is not None:
                 return Entry(Known(row["known"]), row["digest"], row["content"])
@@ -48,25 +47,23 @@ class PostgresPayments:
                 f"insert into {self._table}"
                 " (payment_id, task_id, operation, digest, known, content, fencing_token)"
                 " values ($1, $2, $3, $4, 'intended', '', $5)",
-                payment_id,
+                begun.id,
                 context.task_id,
-                operation,
+                begun.name,
                 digest,
                 context.fencing_token,
             )
         return Entry(Known.NEW, digest)
 
-    async def settle(
-        self, context: Context[Any], operation: str, payment_id: str, entry: Entry
-    ) -> None:
+    async def settle(self, context: Context[Any], begun: SideEffect, entry: Entry) -> None:
         """As PaymentRecord says. Raises what ``SqlGuard.transaction`` raises."""
-        async with self._guard.step(context, outcome_step(payment_id)) as effect:
+        async with self._guard.step(context, outcome_step(begun.id), begun) as effect:
             if not effect.already_done:
                 await effect.connection.execute(
                     f"update {self._table}"
                     " set known = $2, content = $3, fencing_token = $4, settled_at = now()"
                     " where payment_id = $1 and known = 'intended'",
-                    payment_id,
+                    begun.id,
                     entry.known,
                     entry.content,
                     context.fencing_token,

@@ -13,6 +13,7 @@ from tenure.executor.guards.payment_course import Entry
 from tenure.executor.guards.payment_table import intent_step, outcome_step
 from tenure.executor.guards.psycopg import PsycopgGuard
 from tenure.executor.guards.sql_install import quoted
+from tenure.executor.side_effects import SideEffect
 
 
 class PsycopgPayments:
@@ -31,18 +32,16 @@ class PsycopgPayments:
         """As that of the SQL guard."""
         await self._guard.raise_fence(context)
 
-    def intend_now(
-        self, context: Context[Any], operation: str, payment_id: str, digest: str
-    ) -> Entry:
+    def intend_now(self, context: Context[Any], begun: SideEffect, digest: str) -> Entry:
         """As BlockingPaymentRecord says. Raises what ``PsycopgGuard.transaction`` raises."""
         with (
-            self._guard.step(context, intent_step(payment_id, context.attempt_id)) as effect,
+            self._guard.step(context, intent_step(begun.id, context.attempt_id), begun) as effect,
             effect.connection.cursor(row_factory=tuple_row) as cursor,
         ):
             cursor.execute(
                 f"select known, digest, content from {self._table}"
                 " where payment_id = %s for update".encode(),
-                (payment_id,),
+                (begun.id,),
             )
             row = cursor.fetchone()
             if row is not None:
@@ -51,19 +50,17 @@ class PsycopgPayments:
                 f"insert into {self._table}"
                 " (payment_id, task_id, operation, digest, known, content, fencing_token)"
                 " values (%s, %s, %s, %s, 'intended', '', %s)".encode(),
-                (payment_id, context.task_id, operation, digest, context.fencing_token),
+                (begun.id, context.task_id, begun.name, digest, context.fencing_token),
             )
         return Entry(Known.NEW, digest)
 
-    def settle_now(
-        self, context: Context[Any], operation: str, payment_id: str, entry: Entry
-    ) -> None:
+    def settle_now(self, context: Context[Any], begun: SideEffect, entry: Entry) -> None:
         """As BlockingPaymentRecord says. Raises what ``PsycopgGuard.transaction`` raises."""
-        with self._guard.step(context, outcome_step(payment_id)) as effect:
+        with self._guard.step(context, outcome_step(begun.id), begun) as effect:
             if not effect.already_done:
                 effect.connection.execute(
                     f"update {self._table}"
                     " set known = %s, content = %s, fencing_token = %s, settled_at = now()"
                     " where payment_id = %s and known = 'intended'".encode(),
-                    (entry.known, entry.content, context.fencing_token, payment_id),
+                    (entry.known, entry.content, context.fencing_token, begun.id),
                 )

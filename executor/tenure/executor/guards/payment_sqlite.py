@@ -1,7 +1,8 @@
 """A record of payments in a file, for the executors of one machine.
 
 It judges as a receiver does: an attempt that is older than one it has seen, or whose lease is over
-by this machine's clock, writes no intention down, and so sends nothing (LEASE-10).
+by this machine's clock or permits no such payment, writes no intention down, and so sends nothing
+(LEASE-10, LEASE-11).
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from tenure.executor.context import Context
 from tenure.executor.core.paying import Known
 from tenure.executor.errors import AuthorityOver, GuardUnavailable, StaleToken
 from tenure.executor.guards.payment_course import Entry
+from tenure.executor.side_effects import SideEffect
 
 T = TypeVar("T")
 _TABLES = """
@@ -73,49 +75,42 @@ class SqlitePayments:
         """
         await asyncio.to_thread(self._transaction, lambda cursor: self._judge(cursor, context))
 
-    async def intend(
-        self, context: Context[Any], operation: str, payment_id: str, digest: str
-    ) -> Entry:
+    async def intend(self, context: Context[Any], begun: SideEffect, digest: str) -> Entry:
         """As PaymentRecord says."""
-        return await asyncio.to_thread(self.intend_now, context, operation, payment_id, digest)
+        return await asyncio.to_thread(self.intend_now, context, begun, digest)
 
-    def intend_now(
-        self, context: Context[Any], operation: str, payment_id: str, digest: str
-    ) -> Entry:
+    def intend_now(self, context: Context[Any], begun: SideEffect, digest: str) -> Entry:
         """As ``intend``, in the calling thread."""
 
         def work(cursor: sqlite3.Cursor) -> Entry:
             self._judge(cursor, context)
+            context.scope.check(begun.name, begun.key)
             row = cursor.execute(
                 "select known, digest, content from tenure_payment where payment_id = ?",
-                (payment_id,),
+                (begun.id,),
             ).fetchone()
             if row is not None:
                 return Entry(Known(row[0]), row[1], row[2])
             cursor.execute(
                 "insert into tenure_payment values (?, ?, ?, ?, 'intended', '', ?)",
-                (payment_id, context.task_id, operation, digest, context.fencing_token),
+                (begun.id, context.task_id, begun.name, digest, context.fencing_token),
             )
             return Entry(Known.NEW, digest)
 
         return self._transaction(work)
 
-    async def settle(
-        self, context: Context[Any], operation: str, payment_id: str, entry: Entry
-    ) -> None:
+    async def settle(self, context: Context[Any], begun: SideEffect, entry: Entry) -> None:
         """As PaymentRecord says. What has happened is written down whoever says it."""
-        await asyncio.to_thread(self.settle_now, context, operation, payment_id, entry)
+        await asyncio.to_thread(self.settle_now, context, begun, entry)
 
-    def settle_now(
-        self, context: Context[Any], operation: str, payment_id: str, entry: Entry
-    ) -> None:
+    def settle_now(self, context: Context[Any], begun: SideEffect, entry: Entry) -> None:
         """As ``settle``, in the calling thread."""
 
         def work(cursor: sqlite3.Cursor) -> None:
             cursor.execute(
                 "update tenure_payment set known = ?, content = ?, fencing_token = ?"
                 " where payment_id = ? and known = 'intended'",
-                (entry.known, entry.content, context.fencing_token, payment_id),
+                (entry.known, entry.content, context.fencing_token, begun.id),
             )
 
         self._transaction(work)

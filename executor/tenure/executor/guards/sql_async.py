@@ -37,6 +37,7 @@ from tenure.executor.guards.sql_common import (
     settle_arguments,
     unknown_commit,
 )
+from tenure.executor.side_effects import SideEffect
 
 
 class AsyncLink(Protocol[ConnectionT_co]):
@@ -135,19 +136,19 @@ class AsyncGuard(Generic[ConnectionT_co]):
         Raises StaleToken or AuthorityOver when the receiver refuses, before the body or at the
         commit; OutOfScope; EffectNotWritten when the transaction was lost and nothing was written;
         CommitUnknown when that could not be learned, and repeating it under the same ``operation``
-        tells; GuardNotInstalled; GuardUnavailable; ValueError for an operation that is empty or
-        above 200 characters. Errors of the body's statements pass through.
+        tells; GuardNotInstalled; GuardUnavailable; ValueError for an operation that is empty, and
+        for both above 200 characters or with a NUL. Errors of the body's statements pass through.
         """
-        with context.side_effect(operation, key=key):
-            async with self.step(context, inbox_name(operation, key)) as effect:
+        with context.side_effect(operation, key=key) as begun:
+            async with self.step(context, inbox_name(operation, key), begun) as effect:
                 yield effect
 
     @asynccontextmanager
     async def step(
-        self, context: Context[Any], operation: str
+        self, context: Context[Any], operation: str, begun: SideEffect
     ) -> AsyncIterator[Effect[ConnectionT_co]]:
-        """As ``transaction``, for a part of a side effect that was begun already: it is judged by
-        the receiver, and neither kept with the attempt nor compared with its scope."""
+        """As ``transaction``, for a part of a side effect that was ``begun`` already: it is judged
+        by the receiver, under a name of its own in the inbox, and not kept with the attempt."""
         context.check_authority()
         clock = asyncio.get_running_loop().time
         unanswered: Exception | None = None
@@ -158,7 +159,7 @@ class AsyncGuard(Generic[ConnectionT_co]):
                 await link.begin()
                 already_done, limit_milliseconds, number = await link.row(
                     self._driver.calls.begin,
-                    begin_arguments(context, operation),
+                    begin_arguments(context, operation, begun),
                     self._patience(context),
                 )
             except self._driver.errors as error:

@@ -17,13 +17,16 @@ from tenure.executor.errors import (
     EffectNotWritten,
     GuardNotInstalled,
     GuardUnavailable,
+    OutOfScope,
     StaleToken,
     TransactionEnded,
 )
 from tenure.executor.guards.sql_install import quoted
+from tenure.executor.side_effects import SideEffect
 
 STALE_TOKEN: Final = "TN001"
 AUTHORITY_OVER: Final = "TN002"
+OUT_OF_SCOPE: Final = "TN003"
 TRANSACTION_TIMEOUT: Final = "25P04"
 SETTLE_SECONDS: Final = 5.0
 LAST_WAIT_SECONDS: Final = 5.0
@@ -73,7 +76,7 @@ class Calls:
     def of(cls, schema: str, parameter: Callable[[int], str]) -> "Calls":
         """For a schema. Raises ValueError when it cannot be one."""
         name = quoted(schema).replace("%", "%%") if parameter(1) == "%s" else quoted(schema)
-        text = [f"cast({parameter(number)} as text)" for number in range(1, 8)]
+        text = [f"cast({parameter(number)} as text)" for number in range(1, 11)]
 
         def cast(number: int, to: str) -> str:
             return f"cast({text[number - 1]} as {to})"
@@ -81,13 +84,17 @@ class Calls:
         def interval(number: int) -> str:
             return f"make_interval(secs => {cast(number, 'double precision')})"
 
+        def scope(number: int) -> str:
+            return f"cast(nullif({text[number - 1]}, '') as jsonb)"
+
         return cls(
             raise_fence=f"select {name}.tenure_raise_fence({cast(1, 'uuid')},"
-            f" {cast(2, 'bigint')}, {cast(3, 'timestamptz')}, {interval(4)})",
+            f" {cast(2, 'bigint')}, {cast(3, 'timestamptz')}, {interval(4)}, {scope(5)})",
             begin="select already_done, limit_milliseconds, cast(pg_current_xact_id() as text)"
             f" from {name}.tenure_guard("
             f"{cast(1, 'uuid')}, {cast(2, 'uuid')}, {text[2]}, {cast(4, 'bigint')},"
-            f" {cast(5, 'timestamptz')}, {interval(6)}, {cast(7, 'bigint')})",
+            f" {cast(5, 'timestamptz')}, {interval(6)}, {cast(7, 'bigint')},"
+            f" {scope(8)}, {text[8]}, {text[9]})",
             prove=f"select {name}.tenure_prove({cast(1, 'uuid')}, {cast(2, 'uuid')}, {text[2]})",
             settle=f"select {name}.tenure_settle({cast(1, 'uuid')}, {cast(2, 'uuid')},"
             f" {text[2]}, {cast(4, 'bigint')})",
@@ -101,11 +108,17 @@ def fence_arguments(context: Context[Any]) -> tuple[str, ...]:
         str(context.fencing_token),
         context.expires_at.isoformat(),
         str(context.clock_tolerance_seconds),
+        context.scope.to_json() or "",
     )
 
 
-def begin_arguments(context: Context[Any], operation: str) -> tuple[str, ...]:
-    """For ``Calls.begin``."""
+def begin_arguments(context: Context[Any], operation: str, begun: SideEffect) -> tuple[str, ...]:
+    """For ``Calls.begin``: ``operation`` is for the inbox, the effect ``begun`` for the scope.
+
+    Raises ValueError for names that PostgreSQL cannot hold.
+    """
+    if "\0" in begun.name + begun.key:
+        raise ValueError(f"PostgreSQL holds no text with a NUL: {begun.name!r}, {begun.key!r}")
     return (
         context.task_id,
         context.attempt_id,
@@ -114,6 +127,9 @@ def begin_arguments(context: Context[Any], operation: str) -> tuple[str, ...]:
         context.expires_at.isoformat(),
         str(context.clock_tolerance_seconds),
         str(int(context.remaining_authority_seconds() * 1000)),
+        context.scope.to_json() or "",
+        begun.name,
+        begun.key,
     )
 
 
@@ -151,11 +167,13 @@ def of_statement(failure: Failure, context: Context[Any]) -> Exception:
         return StaleToken(f"{failure.message}.", seen_token=int(seen) if seen.isdecimal() else None)
     if failure.sqlstate == AUTHORITY_OVER or context.remaining_authority_seconds() == 0.0:
         return over(context)
+    if failure.sqlstate == OUT_OF_SCOPE:
+        return out_of_scope(failure)
     if failure.sqlstate in _NOT_INSTALLED:
         return GuardNotInstalled(
             f"the downstream database refuses the guard: {failure.message}.",
             next_step="Install it as the database's owner with `tenure guard sql --print`,"
-            " naming this account as a role.",
+            " naming this account as a role; over an earlier version too.",
         )
     return GuardUnavailable(f"the downstream database did not answer: {failure.message}.")
 
@@ -165,6 +183,14 @@ def over(context: Context[Any]) -> AuthorityOver:
     return AuthorityOver(
         f"the downstream database refused attempt {context.attempt_id} of task {context.task_id}:"
         " its authority is over."
+    )
+
+
+def out_of_scope(failure: Failure) -> OutOfScope:
+    """The receiver's refusal of what the lease does not permit."""
+    return OutOfScope(
+        f"the downstream database refused it: {failure.message}.",
+        next_step="Permit it in the scope of the type and of the submission, or leave it.",
     )
 
 

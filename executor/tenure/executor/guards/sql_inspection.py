@@ -8,16 +8,10 @@ import asyncpg
 
 from tenure.executor.errors import GuardUnavailable
 from tenure.executor.guards.sql_common import said
-from tenure.executor.guards.sql_install import quoted
+from tenure.executor.guards.sql_install import FUNCTIONS, quoted
 
 _READINGS: Final = 5
 _SECONDS: Final = 10.0
-_FUNCTIONS: Final = (
-    "tenure_raise_fence(uuid, bigint, timestamptz, interval)",
-    "tenure_guard(uuid, uuid, text, bigint, timestamptz, interval, bigint)",
-    "tenure_prove(uuid, uuid, text)",
-    "tenure_settle(uuid, uuid, text, bigint)",
-)
 _TABLES: Final = ("tenure_fence", "tenure_inbox")
 
 
@@ -60,7 +54,7 @@ async def inspect(url: str, *, schema: str = "public") -> DownstreamFacts:
         assert row is not None  # everybody is in some database
         lacking = [
             function.partition("(")[0]
-            for function in _FUNCTIONS
+            for function in FUNCTIONS
             if not await connection.fetchval(
                 "select coalesce(has_schema_privilege(to_regnamespace($1), 'usage')"
                 " and has_function_privilege(to_regprocedure($2), 'execute'), false)",

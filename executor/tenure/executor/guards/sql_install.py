@@ -2,6 +2,15 @@
 
 from collections.abc import Sequence
 from importlib import resources
+from typing import Final
+
+FUNCTIONS: Final = (
+    "tenure_raise_fence(uuid, bigint, timestamptz, interval, jsonb)",
+    "tenure_guard(uuid, uuid, text, bigint, timestamptz, interval, bigint, jsonb, text, text)",
+    "tenure_prove(uuid, uuid, text)",
+    "tenure_settle(uuid, uuid, text, bigint)",
+)
+"""What executors call, with the types of the arguments."""
 
 
 def install_statements(*, schema: str = "public", roles: Sequence[str] = ()) -> str:
@@ -21,14 +30,10 @@ def grant_statements(*, schema: str = "public", roles: Sequence[str]) -> str:
     if not roles:
         return ""
     name, named = quoted(schema), ", ".join(quoted(role) for role in roles)
+    functions = ",\n".join(f"    {name}.{function}" for function in FUNCTIONS)
     return (
         f"grant usage on schema {name} to {named};\n"
-        "grant execute on function\n"
-        f"    {name}.tenure_raise_fence(uuid, bigint, timestamptz, interval),\n"
-        f"    {name}.tenure_guard(uuid, uuid, text, bigint, timestamptz, interval, bigint),\n"
-        f"    {name}.tenure_prove(uuid, uuid, text),\n"
-        f"    {name}.tenure_settle(uuid, uuid, text, bigint)\n"
-        f"to {named};\n"
+        f"grant execute on function\n{functions}\nto {named};\n"
     )
 
 

@@ -6,13 +6,16 @@
 -- them needs no right on the tables, and can neither lower a fence nor forge an inbox row.
 --
 -- Every function takes the lease's end on the authority's clock and the tolerance between clocks:
--- an attempt that was paused cannot know a later one.
+-- an attempt that was paused cannot know a later one. What the lease permits (LEASE-11) is taken at
+-- the caller's word, once for each token: who raises the fence says it before the handler begins.
 
 create table if not exists @schema@.tenure_fence (
     task_id uuid primary key,
     fencing_token bigint not null,
     raised_at timestamptz not null
 ) with (fillfactor = 70);
+-- What was first said of the lease of this token: null, nothing yet, which is everything.
+alter table @schema@.tenure_fence add column if not exists scope jsonb;
 
 create table if not exists @schema@.tenure_inbox (
     task_id uuid not null,
@@ -24,18 +27,110 @@ create table if not exists @schema@.tenure_inbox (
     primary key (task_id, operation)
 );
 
--- Lock the fence, judge the token and the time, raise the fence. The clock is read after the lock
--- is held: whoever waited for it is judged at the end of the wait.
+-- Whether one of the patterns fits, as tenure.contract.scope has it: * stands for any characters,
+-- {name} for that field. LIKE tries no place twice.
+create or replace function @schema@.tenure_fits(p_patterns jsonb, p_fields jsonb, p_text text)
+returns boolean
+language plpgsql immutable set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_fits boolean := false;
+    v_pattern text;
+    v_like text;
+    v_known boolean;
+begin
+    if jsonb_array_length(p_patterns) not between 1 and 100
+        or jsonb_path_exists(p_patterns, 'strict $[*] ? (@.type() <> "string")')
+    then
+        raise exception using errcode = '22023', message = 'a scope has lists of 1 to 100 patterns';
+    end if;
+    for v_pattern in select * from jsonb_array_elements_text(p_patterns) loop
+        if length(v_pattern) not between 1 and 300
+            or v_pattern collate "C" ~ ('[' || chr(1) || '-' || chr(31) || chr(127) || ']')
+            or regexp_replace(
+                v_pattern collate "C", '[{][A-Za-z_][A-Za-z0-9_]*[}]', '', 'g') ~ '[{}]'
+        then
+            raise exception using
+                errcode = '22023', message = format('%s is no pattern of a scope', v_pattern);
+        end if;
+        select
+            string_agg(
+                case
+                    when t.part[1] = '*' then '%'
+                    else replace(replace(replace(t.said, '!', '!!'), '%', '!%'), '_', '!_')
+                end,
+                '' order by t.place
+            ),
+            bool_and(t.said <> '')
+        into v_like, v_known
+        from (
+            select m.part, m.place,
+                case
+                    when m.part[1] like '{%'
+                        then coalesce(p_fields ->> trim(both '{}' from m.part[1]), '')
+                    else m.part[1]
+                end as said
+            from regexp_matches(v_pattern collate "C", '[*]|[{][^}]*[}]|[^*{]+', 'g')
+                with ordinality as m (part, place)
+        ) t;
+        v_fits := v_fits or (v_known and p_text collate "C" like v_like escape '!');
+    end loop;
+    return v_fits;
+end
+$$;
+
+-- Whether a scope, as an attempt's context and the header Fencing-Scope have it, permits the
+-- operation on the object: {"scopes": [{"operations": [...], "objects": [...]}, ...], "input": {...}}: of
+-- one or two scopes that both have to fit, and the fields that they name as texts. Null: everything.
+create or replace function @schema@.tenure_permits(p_scope jsonb, p_operation text, p_object text)
+returns boolean
+language plpgsql immutable set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_permits boolean := true;
+    v_fields jsonb := p_scope -> 'input';
+    v_scope jsonb;
+begin
+    if p_scope is null then
+        return true;
+    end if;
+    if (p_scope - array['scopes', 'input'] = '{}'
+        and jsonb_array_length(p_scope -> 'scopes') between 1 and 2
+        and jsonb_typeof(v_fields) = 'object'
+        and not jsonb_path_exists(v_fields, 'strict $.* ? (@.type() <> "string")')) is not true
+    then
+        raise exception using
+            errcode = '22023', message = 'a scope has one or two "scopes", and an "input" of texts';
+    end if;
+    for v_scope in select * from jsonb_array_elements(p_scope -> 'scopes') loop
+        if v_scope - array['operations', 'objects'] <> '{}' then
+            raise exception using
+                errcode = '22023', message = 'a scope has "operations" and "objects"';
+        end if;
+        v_permits := v_permits
+            and @schema@.tenure_fits(
+                coalesce(v_scope -> 'operations', '["*"]'), v_fields, p_operation)
+            and @schema@.tenure_fits(coalesce(v_scope -> 'objects', '["*"]'), v_fields, p_object);
+    end loop;
+    return v_permits;
+end
+$$;
+
+-- Lock the fence, judge the token, the time and whether the scope is the one said before, raise the
+-- fence. The clock is read after the lock is held: whoever waited for it is judged at the end of the
+-- wait.
 create or replace function @schema@.tenure_raise_fence(
     p_task_id uuid,
     p_fencing_token bigint,
     p_expires_at timestamptz,
-    p_tolerance interval
+    p_tolerance interval,
+    p_scope jsonb default null
 ) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_stored bigint;
+    v_scope jsonb;
 begin
     -- A comparison with null refuses nobody, and a token that no authority gives shuts all out.
     if (p_task_id is not null and p_fencing_token between 0 and 9007199254740991
@@ -47,13 +142,13 @@ begin
             message = 'task, token (0 to 2^53 - 1), end of the lease and tolerance (up to 1 hour)'
                 ' are needed';
     end if;
-    select f.fencing_token into v_stored
+    select f.fencing_token, f.scope into v_stored, v_scope
     from @schema@.tenure_fence f where f.task_id = p_task_id for update;
     if not found then
-        insert into @schema@.tenure_fence (task_id, fencing_token, raised_at)
-        values (p_task_id, p_fencing_token, clock_timestamp())
+        insert into @schema@.tenure_fence (task_id, fencing_token, raised_at, scope)
+        values (p_task_id, p_fencing_token, clock_timestamp(), p_scope)
         on conflict (task_id) do nothing;
-        select f.fencing_token into v_stored
+        select f.fencing_token, f.scope into v_stored, v_scope
         from @schema@.tenure_fence f where f.task_id = p_task_id for update;
     end if;
     if p_fencing_token < v_stored then
@@ -69,9 +164,16 @@ begin
             message = format('the authority of task %s under token %s ended at %s',
                 p_task_id, p_fencing_token, p_expires_at);
     end if;
-    if p_fencing_token > v_stored then
+    -- Patterns are not compared with patterns: the same is the same, and all else might be wider.
+    if p_fencing_token = v_stored and v_scope is not null and p_scope is distinct from v_scope then
+        raise exception using
+            errcode = 'TN003',
+            message = format('another scope was said before of the lease of task %s under token %s',
+                p_task_id, p_fencing_token);
+    end if;
+    if p_fencing_token > v_stored or p_scope is distinct from v_scope then
         update @schema@.tenure_fence f
-        set fencing_token = p_fencing_token, raised_at = clock_timestamp()
+        set fencing_token = p_fencing_token, raised_at = clock_timestamp(), scope = p_scope
         where f.task_id = p_task_id;
     end if;
 end
@@ -95,6 +197,8 @@ $$;
 -- The first statement of a guarded transaction. already_done: the operation was done before, by
 -- whichever attempt. p_remaining_milliseconds is what the attempt has left by its own clock; the
 -- server takes the shorter, and ends the transaction itself when its holder is paused or cut off.
+-- p_effect and p_object are what the scope is asked for: an operation (null: p_operation) and what
+-- it is done to (null: nothing that has a name).
 create or replace function @schema@.tenure_guard(
     p_task_id uuid,
     p_attempt_id uuid,
@@ -103,6 +207,9 @@ create or replace function @schema@.tenure_guard(
     p_expires_at timestamptz,
     p_tolerance interval,
     p_remaining_milliseconds bigint,
+    p_scope jsonb default null,
+    p_effect text default null,
+    p_object text default null,
     out already_done boolean,
     out limit_milliseconds integer
 )
@@ -124,7 +231,16 @@ begin
         perform @schema@.tenure_limit('statement_timeout', limit_milliseconds);
         perform @schema@.tenure_limit('idle_in_transaction_session_timeout', limit_milliseconds);
     end if;
-    perform @schema@.tenure_raise_fence(p_task_id, p_fencing_token, p_expires_at, p_tolerance);
+    perform @schema@.tenure_raise_fence(
+        p_task_id, p_fencing_token, p_expires_at, p_tolerance, p_scope);
+    p_effect := coalesce(p_effect, p_operation);
+    p_object := coalesce(p_object, '');
+    if not @schema@.tenure_permits(p_scope, p_effect, p_object) then
+        raise exception using
+            errcode = 'TN003',
+            message = format('the lease of task %s under token %s permits no operation %L on %L',
+                p_task_id, p_fencing_token, p_effect, p_object);
+    end if;
     insert into @schema@.tenure_inbox
         (task_id, operation, attempt_id, fencing_token, authority_until, done_at)
     values (p_task_id, p_operation, p_attempt_id, p_fencing_token, p_expires_at + p_tolerance,
@@ -213,8 +329,40 @@ $$;
 
 revoke all on table @schema@.tenure_fence, @schema@.tenure_inbox from public;
 revoke all on function
-    @schema@.tenure_raise_fence(uuid, bigint, timestamptz, interval),
-    @schema@.tenure_guard(uuid, uuid, text, bigint, timestamptz, interval, bigint),
+    @schema@.tenure_raise_fence(uuid, bigint, timestamptz, interval, jsonb),
+    @schema@.tenure_guard(
+        uuid, uuid, text, bigint, timestamptz, interval, bigint, jsonb, text, text),
     @schema@.tenure_prove(uuid, uuid, text),
     @schema@.tenure_settle(uuid, uuid, text, bigint)
 from public;
+
+-- What an earlier version installed asks for no scope. It goes, and who was allowed to call it may
+-- call these, which do the same for callers that say nothing of a scope.
+do $$
+declare
+    v_names text[];
+    v_role regrole;
+begin
+    foreach v_names slice 1 in array array[
+        array[
+            '@schema@.tenure_raise_fence(uuid, bigint, timestamptz, interval)',
+            '@schema@.tenure_raise_fence(uuid, bigint, timestamptz, interval, jsonb)'
+        ],
+        array[
+            '@schema@.tenure_guard(uuid, uuid, text, bigint, timestamptz, interval, bigint)',
+            '@schema@.tenure_guard(uuid, uuid, text, bigint, timestamptz, interval, bigint,'
+            ' jsonb, text, text)'
+        ]
+    ] loop
+        continue when to_regprocedure(v_names[1]) is null;
+        for v_role in
+            select a.grantee from pg_proc p, aclexplode(p.proacl) a
+            where p.oid = to_regprocedure(v_names[1])
+                and a.grantee <> 0 and a.privilege_type = 'EXECUTE'
+        loop
+            execute format('grant execute on function %s to %s', v_names[2], v_role);
+        end loop;
+        execute format('drop function %s', v_names[1]);
+    end loop;
+end
+$$;

@@ -36,6 +36,7 @@ from tenure.executor.guards.sql_common import (
     settle_arguments,
     unknown_commit,
 )
+from tenure.executor.side_effects import SideEffect
 
 
 class SyncLink(Protocol[ConnectionT_co]):
@@ -122,19 +123,21 @@ class SyncGuard(Generic[ConnectionT_co]):
         Raises StaleToken or AuthorityOver when the receiver refuses, before the body or at the
         commit; OutOfScope; EffectNotWritten when the transaction was lost and nothing was written;
         CommitUnknown when that could not be learned, and repeating it under the same ``operation``
-        tells; GuardNotInstalled; GuardUnavailable; ValueError for an operation that is empty or
-        above 200 characters. Errors of the body's statements pass through.
+        tells; GuardNotInstalled; GuardUnavailable; ValueError for an operation that is empty, and
+        for both above 200 characters or with a NUL. Errors of the body's statements pass through.
         """
         with (
-            context.side_effect(operation, key=key),
-            self.step(context, inbox_name(operation, key)) as effect,
+            context.side_effect(operation, key=key) as begun,
+            self.step(context, inbox_name(operation, key), begun) as effect,
         ):
             yield effect
 
     @contextmanager
-    def step(self, context: Context[Any], operation: str) -> Iterator[Effect[ConnectionT_co]]:
-        """As ``transaction``, for a part of a side effect that was begun already: it is judged by
-        the receiver, and neither kept with the attempt nor compared with its scope."""
+    def step(
+        self, context: Context[Any], operation: str, begun: SideEffect
+    ) -> Iterator[Effect[ConnectionT_co]]:
+        """As ``transaction``, for a part of a side effect that was ``begun`` already: it is judged
+        by the receiver, under a name of its own in the inbox, and not kept with the attempt."""
         context.check_authority()
         unanswered: Exception | None = None
         with self._acquire() as link:
@@ -142,7 +145,7 @@ class SyncGuard(Generic[ConnectionT_co]):
             try:
                 link.begin()
                 already_done, limit_milliseconds, number = link.row(
-                    self._driver.calls.begin, begin_arguments(context, operation)
+                    self._driver.calls.begin, begin_arguments(context, operation, begun)
                 )
             except self._driver.errors as error:
                 failure = link.failure(error)
