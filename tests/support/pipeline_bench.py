@@ -35,17 +35,21 @@ Handler = Callable[[Any, Context[Any]], Awaitable[BaseModel] | BaseModel]
 
 
 class ScriptedReports:
-    """Takes with a lease of 30 s, applies everything else; keeps what was reported."""
+    """Takes with a lease of 30 s, answers everything else with ``last``; keeps what was
+    reported."""
 
     def __init__(self, clock: HandClock) -> None:
         self.sent: list[Report] = []
         self.input: object = {"text": "hello"}
         self.take = {"outcome": "applied", "remaining_seconds": 30.0, "expires_at": EXPIRES}
+        self.last: dict[str, object] | Exception = {"outcome": "applied"}
         self.clock = clock
 
     async def send(self, report: Report) -> Answer:
         self.sent.append(report)
-        fields: dict[str, object] = {"outcome": "applied"}
+        if isinstance(self.last, Exception) and report.kind != "take":
+            raise self.last
+        fields = {} if isinstance(self.last, Exception) else self.last
         if report.kind == "take":
             fields = {"input": self.input, **self.take}
         reply = ReportReply.model_validate({"report_id": report.report_id, **fields})

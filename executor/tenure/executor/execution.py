@@ -37,7 +37,7 @@ class Execution:
     handler: asyncio.Task[object] | None = None
     handler_began_at: float = 0.0  # by the loop's clock
     suspect: bool = False  # attempts of the task were lost: it runs alone
-    kept_aside: bool = False  # it goes on without authority; its output will be evidence only
+    lost: str | None = None  # why its authority was over before its end was applied, once noticed
     enforced: Enforcement | None = None
     seen_token: int | None = None  # of a successor, as a receiver has seen it
     stop: Stop | None = None

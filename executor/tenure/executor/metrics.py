@@ -11,7 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
-MetricT = TypeVar("MetricT", Counter, Histogram)
+MetricT = TypeVar("MetricT", Counter, Gauge, Histogram)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,9 @@ class ExecutorMetrics:
             "attempts", "Attempts by how they ended here.", ("task_type", "outcome")
         )
         self.lease_lost = self._counters(
-            "lease_lost", "Attempts ended because their authority was over.", ("task_type",)
+            "lease_lost",
+            "Attempts whose authority was over before their end was applied, by why.",
+            ("task_type", "why"),
         )
         self.refused_effects = self._counters(
             "refused_effects",
@@ -72,6 +74,11 @@ class ExecutorMetrics:
         self.inbox_replaced = self._counter("inbox_replaced", "Inbox files found broken or gone.")
         self.slots = self._gauge("slots", "Tasks that may run at once.")
         self.slots_used = self._gauge("slots_used", "Tasks that run.")
+        running = self._gauge("running", "Tasks of a type that run.", ("task_type",))
+        self.running: Labelled[Gauge] = Labelled(cache(running.labels))
+        self.concurrency = self._gauge(
+            "concurrency", "Tasks of a type that may run at once.", ("task_type",)
+        )
         self._usable = self._gauge("usable", "1 while the server can be used.", ("server",))
 
     def heard(self) -> None:

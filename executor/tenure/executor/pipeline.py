@@ -54,6 +54,7 @@ from tenure.executor.guards import Guard
 from tenure.executor.handlers import call, within_handler
 from tenure.executor.isolation.sandbox import Sandbox
 from tenure.executor.lease import Lease
+from tenure.executor.losses import REFUSALS, say_ended, say_lost, why_over
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.executor.patience import jitter_seconds
 from tenure.executor.reports import Answer
@@ -136,6 +137,8 @@ class Pipeline:
             answer = await self._reports.send(ending.report)
             reply = answer.reply
             if reply.outcome != "applied":
+                if reply.code in REFUSALS and execution.lease is not None:
+                    say_lost(execution, self._metrics, str(reply.code))
                 log.warning(
                     f"{ending.report.kind} was not applied",
                     outcome=reply.outcome,
@@ -143,6 +146,8 @@ class Pipeline:
                     message=reply.message,
                 )
                 ending = Ending(f"{ending.outcome}_{reply.outcome}")
+        if execution.lost is not None:
+            say_ended(execution)
         self._count(execution, ending)
 
     async def reject(self, assignment: Assignment, reason: Reason) -> None:
@@ -178,7 +183,7 @@ class Pipeline:
         if execution.stop is not None:
             return self._stopped(execution)
         if not execution.lease.may_act():
-            return self._lost(execution, execution.lease.ended or "its time is up")
+            return self._lost(execution)
         return None
 
     # The steps, in order --------------------------------------------------------------------------
@@ -340,8 +345,7 @@ class Pipeline:
                 message = f"it ran longer than {limit:g} s, and went on when it was cancelled"
                 return self._failed(execution, Reason.TIME_LIMIT, message)
             case _:
-                lease = execution.lease
-                return self._lost(execution, (lease and lease.ended) or "its time is up")
+                return self._lost(execution)
 
     def _raised(self, execution: Execution, error: BaseException) -> Ending:
         if isinstance(error, Fail):
@@ -373,7 +377,7 @@ class Pipeline:
         self._metrics.refused_effects.labels(
             task_type=execution.assignment.task_type, code=str(error.code)
         ).inc()
-        return self._lost(execution, str(error))
+        return self._lost(execution, error)
 
     def _handler_failed(self, execution: Execution, error: BaseException) -> Ending:
         log.warning(
@@ -405,27 +409,25 @@ class Pipeline:
         )
         return Ending(report.reason if report.reason in _REASONS else "failed", report)
 
-    def _lost(self, execution: Execution, why: str) -> Ending:
+    def _lost(self, execution: Execution, error: AuthorityError | None = None) -> Ending:
         """The authority was over before the work was done. Where the lease has run out the
         coordinator knows already; where a receiver's clock said so it does not. What becomes of a
         task that is handed back in the middle of its work is the coordinator's rule (STATE-05)."""
-        log.warning("lease_lost", why=why, side_effects=_begun(execution.context))
-        self._metrics.lease_lost.labels(task_type=execution.assignment.task_type).inc()
-        if execution.lease is None or not execution.lease.may_act():
+        live = execution.lease is not None and execution.lease.may_act()
+        if live and error is not None:
+            say_lost(execution, self._metrics, str(error.code), said=error.message)
+        else:
+            say_lost(execution, self._metrics, why_over(execution))
+        if not live:
             return Ending(Reason.AUTHORITY_LOST)
-        return self._failed(execution, Reason.AUTHORITY_LOST, f"authority lost: {why}")
+        said = execution.lost if error is None else error.message
+        return self._failed(execution, Reason.AUTHORITY_LOST, f"authority lost: {said}")
 
     def _count(self, execution: Execution, ending: Ending) -> None:
         self._metrics.attempts.labels(
             task_type=execution.assignment.task_type, outcome=ending.outcome
         ).inc()
         log.debug("attempt ended here", outcome=ending.outcome)
-
-
-def _begun(context: Context[Any] | None) -> list[str]:
-    """The effects that may have happened, for the log."""
-    effects = () if context is None else context.side_effects
-    return [f"{each.name} {each.id} {each.state}" for each in effects]
 
 
 _REASONS = frozenset(reason.value for reason in Reason)

@@ -18,7 +18,6 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 from tenure.contract.codec import encode_json, json_value
-from tenure.contract.codes import Code
 from tenure.contract.ids import AttemptId, IncarnationId, NodeId
 from tenure.contract.progress import (
     CHECKPOINT_LIMIT_BYTES,
@@ -37,17 +36,12 @@ from tenure.executor.errors import (
     NodeGone,
 )
 from tenure.executor.lease import Lease
+from tenure.executor.losses import REFUSALS
 from tenure.executor.patience import Condition, jitter_seconds
 from tenure.executor.words import storable
 
 PAUSE_SECONDS: Final = 1.0
 """Between two requests that save nothing."""
-_AUTHORITY: Final = frozenset(
-    {
-        Code.NOT_CURRENT, Code.STALE_TOKEN, Code.LEASE_EXPIRED, Code.WRONG_STATE, Code.WRONG_NODE,
-        Code.UNKNOWN_ATTEMPT,
-    }
-)  # fmt: skip
 
 log = structlog.get_logger("tenure.executor")
 
@@ -142,7 +136,7 @@ class ProgressStream:
         reply = await asyncio.shield(saved)
         if reply.outcome == "recorded":
             return
-        if reply.code in _AUTHORITY:
+        if reply.code in REFUSALS:
             raise AuthorityOver(
                 f"attempt {lease.attempt_id} of task {lease.task_id} may save nothing any more"
                 f" ({reply.code})."

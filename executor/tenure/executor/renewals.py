@@ -151,7 +151,7 @@ class Renewer:
             try:
                 answered = self._renew(batch) and answered
             except NodeGone:
-                self._tell(self._heard.node_gone)
+                self._end_all()
                 return True
             except CoordinatorError as error:
                 self._metrics.renewal_rounds.labels(outcome="unanswered").inc()
@@ -180,7 +180,7 @@ class Renewer:
         replies = {reply.attempt_id: reply for reply in answer.replies}
         settled = [self._apply(lease, replies.get(lease.attempt_id), sent_at) for lease in leases]
         if answer.node_state is NodeState.GONE:
-            self._tell(self._heard.node_gone)
+            self._end_all()
             return True
         self.heard_at = self._clock()
         self._metrics.heard()
@@ -212,6 +212,15 @@ class Renewer:
         if reply.cancel_requested:
             self._tell(self._heard.cancel_requested, lease.attempt_id)
         return True
+
+    def _end_all(self) -> None:
+        """This incarnation has ended: nothing of it may act, also while the loop is blocked."""
+        with self._lock:
+            leases = list(self._leases.values())
+            self._leases.clear()
+        for lease in leases:
+            lease.end(Code.NODE_GONE)
+        self._tell(self._heard.node_gone)
 
     def _tell(self, callback: Callable[..., None], *arguments: AttemptId) -> None:
         with suppress(RuntimeError):  # the loop has ended, and with it whom to tell

@@ -14,6 +14,7 @@ from typing import Final
 
 import structlog
 
+from tenure.contract.codes import Code
 from tenure.contract.faultpoints import FaultPoints
 from tenure.contract.ids import AttemptId, IncarnationId, NodeId
 from tenure.contract.reports import (
@@ -38,6 +39,7 @@ from tenure.executor.execution import Stop
 from tenure.executor.http import Coordinator, RenewingCoordinator
 from tenure.executor.inbox import Inbox
 from tenure.executor.isolation.sandbox import Sandbox
+from tenure.executor.losses import PROCESS_ENDS
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.executor.patience import Condition, jitter_seconds, retrying
 from tenure.executor.pipeline import Pipeline
@@ -282,8 +284,7 @@ class Session:
             await self._drain(work, consumer, reception, stopping)
             return Ended.DRAINED
         finally:
-            work.stop_all(Stop.AUTHORITY)
-            await work.abandon()
+            await work.abandon(Code.NODE_GONE if self._gone.is_set() else PROCESS_ENDS)
             for loop in loops:
                 loop.cancel()
             await asyncio.gather(*loops, return_exceptions=True)

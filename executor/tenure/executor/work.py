@@ -9,13 +9,14 @@ from typing import Final, Protocol
 import structlog
 from structlog.contextvars import bind_contextvars
 
-from tenure.contract.codes import Reason
+from tenure.contract.codes import Code, Reason
 from tenure.contract.ids import AttemptId
 from tenure.executor.core.intake import Assignment
 from tenure.executor.declare import HandlerDeclaration
 from tenure.executor.errors import NodeGone
 from tenure.executor.execution import Execution, Stop
 from tenure.executor.lease import Lease
+from tenure.executor.losses import FAULT, PROCESS_ENDS, say_given_up, say_lost, why_over
 from tenure.executor.metrics import ExecutorMetrics
 
 WATCH_SECONDS: Final = 1.0
@@ -76,6 +77,10 @@ class Work:
         self._idle.set()
         self.draining = False
         metrics.slots.set(slots)
+        for name in handlers:  # what has no limit of its own has the slots
+            at_once = min(slots, self._at_once.get(name, slots))
+            metrics.concurrency.labels(task_type=name).set(at_once)
+            self._count_running(name, 0)
 
     def use(self, pipeline: Running) -> None:
         """The pipeline needs this module's wake-up, so it is made second."""
@@ -137,10 +142,13 @@ class Work:
         """Wait until nothing runs and nothing waits."""
         await self._idle.wait()
 
-    async def abandon(self) -> None:
-        """End all runs without further reports. What handlers do on their way out is waited for
-        a while, so that the resources they use are still open."""
+    async def abandon(self, why: str = PROCESS_ENDS) -> None:
+        """End all runs without further reports; ``why`` their leases are given up. What handlers do
+        on their way out is waited for a while, so that the resources they use are still open."""
         self._waiting.clear()
+        for execution in self._executions.values():
+            say_given_up(execution, self._metrics, why)
+        self.stop_all(Stop.AUTHORITY)
         handlers = [each.handler for each in self._executions.values() if each.handler is not None]
         for task in self._tasks:
             task.cancel()
@@ -168,17 +176,19 @@ class Work:
             lease = execution.lease
             if lease is None or not execution.handler_runs:
                 continue
-            if execution.stop is not None:
-                if now - execution.stop_asked_at >= NUDGE_SECONDS:
-                    self._nudge(execution, now)
-            elif lease.may_act() and self._overran(execution, now):
+            if execution.stop is None and lease.may_act() and self._overran(execution, now):
                 self._give_up(execution, lease, now)
-            elif lease.may_act():
+            # What goes on without authority, of itself or by its declaration, makes evidence only.
+            kept_aside = execution.declaration.on_authority_loss == "isolate"
+            if lease.may_act():
                 pause = min(pause, lease.remaining_seconds())
-            elif execution.declaration.on_authority_loss == "isolate":
-                self._keep_aside(execution)
             else:
-                execution.ask_to_stop(Stop.AUTHORITY, now)
+                more = {"output": "kept aside"} if kept_aside else {}
+                say_lost(execution, self._metrics, why_over(execution), **more)
+                if execution.stop is None and not kept_aside:
+                    execution.ask_to_stop(Stop.AUTHORITY, now)
+            if execution.stop is not None and now - execution.stop_asked_at >= NUDGE_SECONDS:
+                self._nudge(execution, now)
         return max(0.001, pause)
 
     def _overran(self, execution: Execution, now: float) -> bool:
@@ -194,22 +204,8 @@ class Work:
             attempt_id=execution.assignment.attempt_id,
             task_type=execution.assignment.task_type,
         )
-        lease.end("it ran longer than it may")
+        lease.end(Reason.TIME_LIMIT)
         execution.ask_to_stop(Stop.TIME_LIMIT, now)
-
-    def _keep_aside(self, execution: Execution) -> None:
-        """It goes on without authority: whatever it makes is evidence (LEASE-09)."""
-        if not execution.kept_aside:
-            execution.kept_aside = True
-            assignment = execution.assignment
-            log.warning(
-                "lease_lost",
-                attempt_id=assignment.attempt_id,
-                task_type=assignment.task_type,
-                fencing_token=assignment.fencing_token,
-                why="its output is kept aside",
-            )
-            self._metrics.lease_lost.labels(task_type=assignment.task_type).inc()
 
     def _nudge(self, execution: Execution, now: float) -> None:
         log.warning(
@@ -225,7 +221,7 @@ class Work:
             execution = Execution(assignment, self._handlers[assignment.task_type])
             self._executions[assignment.attempt_id] = execution
             self._free -= 1
-            self._running[assignment.task_type] += 1
+            self._count_running(assignment.task_type, 1)
             self._metrics.slots_used.inc()
             self._spawn(self._run(execution))
 
@@ -237,6 +233,10 @@ class Work:
                 del self._waiting[number]
                 return assignment
         return None
+
+    def _count_running(self, name: str, more: int) -> None:
+        self._running[name] += more
+        self._metrics.running.labels(task_type=name).set(self._running[name])
 
     async def _run(self, execution: Execution) -> None:
         assignment = execution.assignment
@@ -252,15 +252,17 @@ class Work:
             await self._pipeline.run(execution)
         except NodeGone:
             log.info("the attempt's outcome is nobody's any more: the node is gone")
+            say_given_up(execution, self._metrics, Code.NODE_GONE)
         except Exception:
             log.exception("the run ended by a fault; its lease will run out")
+            say_given_up(execution, self._metrics, FAULT)
         finally:
             if execution.handler is not None:
                 execution.handler.cancel()
             del self._executions[assignment.attempt_id]
             self._ended(assignment.attempt_id)
             self._free += 1
-            self._running[assignment.task_type] -= 1
+            self._count_running(assignment.task_type, -1)
             self._metrics.slots_used.dec()
             self._fill_slots()
 

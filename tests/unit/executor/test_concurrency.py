@@ -76,12 +76,27 @@ def assignment(name: str) -> Assignment:
     )
 
 
+def shown(metrics: ExecutorMetrics) -> dict[str, tuple[float | None, float | None]]:
+    """By type, how many run and how many may, as Prometheus is told."""
+    read = metrics.registry.get_sample_value
+
+    def of(name: str) -> tuple[float | None, float | None]:
+        labels = {"task_type": name}
+        return (
+            read("tenure_executor_running", labels),
+            read("tenure_executor_concurrency", labels),
+        )
+
+    return {name: of(name) for name in ("resize", "ocr")}
+
+
 async def test_no_more_of_a_type_run_than_it_says_and_others_do_not_wait_for_it() -> None:
+    metrics = ExecutorMetrics()
     work = Work(
         app().handlers,
         slots=4,
         concurrency={"resize": 2},
-        metrics=ExecutorMetrics(),
+        metrics=metrics,
         ended=lambda _: None,
     )
     held = Held()
@@ -91,10 +106,12 @@ async def test_no_more_of_a_type_run_than_it_says_and_others_do_not_wait_for_it(
     work.start(assignment("ocr"))
     await eventually(lambda: len(held.ran) == 3)
     assert Counter(held.ran) == {"resize": 2, "ocr": 1}, "the last one did not wait for the others"
+    assert shown(metrics) == {"resize": (2, 2), "ocr": (1, 4)}
     for _ in range(7):
         held.may_end.release()
     await work.idle()
     assert Counter(held.ran) == {"resize": 6, "ocr": 1}
+    assert shown(metrics) == {"resize": (0, 2), "ocr": (0, 4)}
     assert held.most["resize"] == 2
 
 

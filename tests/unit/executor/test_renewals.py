@@ -220,6 +220,26 @@ async def test_the_end_of_the_incarnation_is_told(how: str) -> None:
         await b.gone.wait()
 
 
+@pytest.mark.requirement("LEASE-09")
+@pytest.mark.parametrize("how", ["refusal", "state"])
+async def test_nothing_may_act_after_the_end_of_the_incarnation_before_the_loop_is_told(
+    how: str,
+) -> None:
+    def answer(request: Renewals) -> RenewalReplies:
+        if how == "refusal":
+            raise NodeGone("gone")
+        return renewed(request).model_copy(update={"node_state": NodeState.GONE})
+
+    held = lease()
+    async with bench(held) as b:
+        b.coordinator.answer = answer
+        deadline = time.monotonic() + 60
+        while held.may_act() and time.monotonic() < deadline:
+            time.sleep(0.001)  # noqa: ASYNC251 - the loop is blocked on purpose
+        assert held.ended == Code.NODE_GONE
+        assert not b.gone.is_set(), "the loop has had no chance to hear of it"
+
+
 async def test_an_operators_drain_and_an_unknown_node_are_told() -> None:
     async with bench() as b:
         b.coordinator.answer = lambda request: RenewalReplies(
