@@ -47,7 +47,7 @@ from tenure.coordinator.core.decisions import Outcome
 from tenure.coordinator.core.snapshot import LeasePolicy
 from tenure.coordinator.scheduler import Scheduler
 from tenure.coordinator.store.postgres import open_pool
-from tests.support import services
+from tests.support import leases, services
 from tests.support.isolation import FreshDatabase
 from tests.support.pgbouncer import routed
 from tests.support.rows import declared
@@ -287,11 +287,7 @@ class Bench:
 
     async def end_lease(self, held: Held) -> None:
         """Let the lease run out, as time would."""
-        await self.owner.execute(
-            "update tenure.attempts set expires_at = clock_timestamp() - interval '1 ms'"
-            " where attempt_id = $1",
-            held.attempt_id,
-        )
+        await leases.end_lease(self.owner, held.attempt_id)
 
     async def superuser(self, statement: str) -> None:
         """Change what nobody may change."""

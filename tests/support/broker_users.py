@@ -58,7 +58,7 @@ async def broker_user(
     address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
     vhost = urlsplit(space.url).path.removeprefix("/")
     name, password = f"user-{secrets.token_hex(4)}", secrets.token_hex(8)
-    async with httpx2.AsyncClient(base_url=address, auth=login, timeout=30) as client:
+    async with httpx2.AsyncClient(base_url=address, auth=login, timeout=120) as client:
         user = BrokerUser(name, with_login(space.url, name, password), client)
         await user.set_password(password)
         rights = {"configure": configure, "write": write, "read": read}

@@ -49,7 +49,9 @@ def coordinator_stand_in() -> Iterator[StandIn]:
         return stand_in.answer(request.method, path, body)
 
     app = Starlette(routes=[Route("/{path:path}", serve, methods=["GET", "POST"])])
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="critical", lifespan="off", timeout_keep_alive=300)
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:

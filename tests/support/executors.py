@@ -32,7 +32,7 @@ def settings_of(fleet: Fleet, broker: BrokerSpace, folder: Path, **values: Any) 
             "node": "node-1",
             "slots": 4,
             "comparison_seconds": 0.2,
-            "drain_seconds": 10.0,
+            "drain_seconds": 60.0,
             **values,
         }
     )

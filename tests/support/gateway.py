@@ -99,7 +99,8 @@ class Process:
         (await self.client.post("/trouble", json=drops)).raise_for_status()
 
     async def ledger(self) -> dict[str, Any]:
-        """``charges`` in order, and how many orders were ``refused`` as duplicates."""
+        """``charges`` in order, how many orders were ``refused`` as duplicates, and how many
+        connections were ``dropped``."""
         found: dict[str, Any] = (await self.client.get("/ledger")).json()
         return found
 
@@ -116,7 +117,7 @@ async def gateway(*, deduplicates: bool = True) -> AsyncIterator[Process]:
     try:
         assert process.stdout is not None
         url = f"http://127.0.0.1:{int(await process.stdout.readline())}"
-        async with httpx2.AsyncClient(base_url=url, timeout=5.0) as client:
+        async with httpx2.AsyncClient(base_url=url, timeout=60.0) as client:
             yield Process(url, client)
     finally:
         process.kill()
@@ -128,11 +129,14 @@ class _Books:
     deduplicates: bool
     charges: list[dict[str, Any]] = field(default_factory=list)
     refused: int = 0
+    dropped: int = 0
     drops: dict[str, int] = field(default_factory=dict)
 
     def _drops(self, kind: str) -> bool:
         self.drops[kind] = self.drops.get(kind, 0) - 1
-        return self.drops[kind] >= 0
+        drops = self.drops[kind] >= 0
+        self.dropped += drops
+        return drops
 
     def _of(self, payment_id: str) -> dict[str, Any] | None:
         return next((each for each in self.charges if each["id"] == payment_id), None)
@@ -143,7 +147,11 @@ class _Books:
             case "POST", "/charges":
                 return self._order(json.loads(body))
             case "GET", "/ledger":
-                return 200, {"charges": self.charges, "refused": self.refused}
+                return 200, {
+                    "charges": self.charges,
+                    "refused": self.refused,
+                    "dropped": self.dropped,
+                }
             case "POST", "/trouble":
                 self.drops = json.loads(body)
                 return 200, {}

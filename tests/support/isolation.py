@@ -214,7 +214,7 @@ async def fresh_space(server: BrokerServer) -> AsyncIterator[BrokerSpace]:
     address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
     def management() -> httpx2.AsyncClient:
-        return httpx2.AsyncClient(base_url=address, auth=(user, password), timeout=30)
+        return httpx2.AsyncClient(base_url=address, auth=(user, password), timeout=120)
 
     async with management() as client:
         (await client.put(f"/api/vhosts/{prefix}", json={})).raise_for_status()

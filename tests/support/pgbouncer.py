@@ -19,7 +19,7 @@ from tenure.cli.local.ports import LOOPBACK, reserve_port
 POOL_SIZE = 10
 """Server connections for each user and database: fewer than a coordinator has towards us."""
 _SYSTEM = "/usr/sbin/pgbouncer"
-_READY_SECONDS = 20
+_READY_SECONDS = 90
 
 
 class PgbouncerMissing(Exception):

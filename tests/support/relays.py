@@ -122,7 +122,7 @@ class Consumer:
         """Which events arrived at least once."""
         return {message.event_id for message in self.messages}
 
-    async def has(self, rows: Iterable[LogRow], seconds: float = 60) -> None:
+    async def has(self, rows: Iterable[LogRow], seconds: float = 120) -> None:
         """Wait until each of the rows has arrived."""
         wanted = {str(row.event_id) for row in rows}
 
@@ -190,7 +190,7 @@ async def cursors(database_url: str) -> dict[int, int]:
         return {row["shard"]: row["position"] for row in rows}
 
 
-async def all_passed(database_url: str, seconds: float = 60) -> None:
+async def all_passed(database_url: str, seconds: float = 120) -> None:
     """Wait until every shard's cursor has passed the shard's last row."""
     async with session(database_url) as reader:
 

@@ -21,7 +21,14 @@ async def serving(app: Any) -> AsyncIterator[str]:
     """Its URL, for the length of a block."""
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
-        config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
+        # Who keeps a connection does not find it closed under its next request.
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            timeout_keep_alive=300,
+            timeout_graceful_shutdown=1,
+        )
         server = _Server(config)
         listener.listen()
         running = asyncio.create_task(server._serve([listener]))

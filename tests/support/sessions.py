@@ -24,7 +24,7 @@ async def part(connection: asyncpg.Connection) -> None:
         await connection.close()
 
 
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 60) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 120) -> None:
     """Wait until ``condition`` holds. Raises TimeoutError when it does not."""
     async with asyncio.timeout(seconds):
         while True:

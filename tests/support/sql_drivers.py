@@ -19,6 +19,8 @@ from tenure.executor.guards.sqlalchemy import AsyncSqlAlchemyGuard, SqlAlchemyGu
 Hook = Callable[[], Awaitable[None]]
 Statement = tuple[str, tuple[str, ...]]
 
+PATIENCE_SECONDS: Final = 60.0
+"""How long a pool that knows a limit waits for a connection."""
 INSERT: Final = "insert into effects (task_id, value) values (cast({} as uuid), {})"
 
 
@@ -31,7 +33,7 @@ class Driver:
     """``run`` executes a statement in a body, in the driver's own way; parameters are ``{}``."""
 
     name: str
-    open: Callable[..., Any]  # (url, schema) to an async context manager over the guard
+    open: Callable[..., Any]  # (url, schema, wait_seconds) to an async context manager of a guard
     run: Callable[[Any, str, tuple[str, ...]], Any]
 
     async def write(
@@ -124,14 +126,18 @@ def _sqlalchemy(connection: Any, statement: str, parameters: tuple[str, ...]) ->
 
 
 @asynccontextmanager
-async def _open_asyncpg(url: str, schema: str = "public") -> AsyncIterator[SqlGuard]:
+async def _open_asyncpg(
+    url: str, schema: str = "public", wait_seconds: float = PATIENCE_SECONDS
+) -> AsyncIterator[SqlGuard]:
     async with SqlGuard(url, schema=schema, pool_size=1) as guard:
         yield guard
 
 
 @asynccontextmanager
-async def _open_psycopg(url: str, schema: str = "public") -> AsyncIterator[PsycopgGuard]:
-    guard = PsycopgGuard(url, schema=schema, pool_size=1, acquire_timeout_seconds=1.0)
+async def _open_psycopg(
+    url: str, schema: str = "public", wait_seconds: float = PATIENCE_SECONDS
+) -> AsyncIterator[PsycopgGuard]:
+    guard = PsycopgGuard(url, schema=schema, pool_size=1, acquire_timeout_seconds=wait_seconds)
     await asyncio.to_thread(guard.__enter__)
     try:
         yield guard
@@ -140,15 +146,19 @@ async def _open_psycopg(url: str, schema: str = "public") -> AsyncIterator[Psyco
 
 
 @asynccontextmanager
-async def _open_async_psycopg(url: str, schema: str = "public") -> AsyncIterator[AsyncPsycopgGuard]:
+async def _open_async_psycopg(
+    url: str, schema: str = "public", wait_seconds: float = PATIENCE_SECONDS
+) -> AsyncIterator[AsyncPsycopgGuard]:
     async with AsyncPsycopgGuard(
-        url, schema=schema, pool_size=1, acquire_timeout_seconds=1.0
+        url, schema=schema, pool_size=1, acquire_timeout_seconds=wait_seconds
     ) as guard:
         yield guard
 
 
 @asynccontextmanager
-async def _open_sqlalchemy(url: str, schema: str = "public") -> AsyncIterator[SqlAlchemyGuard]:
+async def _open_sqlalchemy(
+    url: str, schema: str = "public", wait_seconds: float = PATIENCE_SECONDS
+) -> AsyncIterator[SqlAlchemyGuard]:
     engine = sqlalchemy.create_engine(_dialect(url, "psycopg"), pool_size=1, max_overflow=0)
     try:
         yield SqlAlchemyGuard(engine, schema=schema)
@@ -158,7 +168,9 @@ async def _open_sqlalchemy(url: str, schema: str = "public") -> AsyncIterator[Sq
 
 def _open_async_sqlalchemy(dialect: str) -> Callable[..., Any]:
     @asynccontextmanager
-    async def opened(url: str, schema: str = "public") -> AsyncIterator[AsyncSqlAlchemyGuard]:
+    async def opened(
+        url: str, schema: str = "public", wait_seconds: float = PATIENCE_SECONDS
+    ) -> AsyncIterator[AsyncSqlAlchemyGuard]:
         engine = create_async_engine(_dialect(url, dialect), pool_size=1, max_overflow=0)
         try:
             yield AsyncSqlAlchemyGuard(engine, schema=schema)

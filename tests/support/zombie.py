@@ -151,7 +151,7 @@ async def plain_sql_within(told: Told, context: Context[None], stop: Stop) -> No
 
 async def http(told: Told, context: Context[None], stop: Stop) -> None:
     """Stopped before its request."""
-    async with httpx2.AsyncClient(base_url=told.where) as client:
+    async with httpx2.AsyncClient(base_url=told.where, timeout=60) as client:
         guard = HttpGuard(client)
         await guard.raise_fence(context)
         stop()
@@ -162,7 +162,7 @@ async def blocking_http(told: Told, context: Context[None], stop: Stop) -> None:
     """The same in a thread."""
 
     def handler() -> None:
-        with httpx2.Client(base_url=told.where) as client:
+        with httpx2.Client(base_url=told.where, timeout=60) as client:
             guard = BlockingHttpGuard(client)
             guard.raise_fence_now(context)
             stop()
@@ -190,7 +190,7 @@ async def payment(told: Told, context: Context[None], stop: Stop) -> None:
             stop()
             return await super().act(payment_id, request)
 
-    async with httpx2.AsyncClient(base_url=told.where) as client:
+    async with httpx2.AsyncClient(base_url=told.where, timeout=60) as client:
         record = SqlitePayments(told.record)
         guard = PaymentGuard(Stopping(client), record, receipt=Charge, gateway_deduplicates=True)
         await guard.pay(context, operation="charge", request=Order(cents=100))
@@ -199,7 +199,9 @@ async def payment(told: Told, context: Context[None], stop: Stop) -> None:
 async def payment_before(told: Told, context: Context[None], stop: Stop) -> None:
     """Stopped before it has written anything down; the record is a file, or in PostgreSQL."""
     async with contextlib.AsyncExitStack() as stack:
-        client = await stack.enter_async_context(httpx2.AsyncClient(base_url=told.where))
+        client = await stack.enter_async_context(
+            httpx2.AsyncClient(base_url=told.where, timeout=60)
+        )
         record: SqlitePayments | PostgresPayments = (
             PostgresPayments(await stack.enter_async_context(SqlGuard(told.record)))
             if told.record.startswith("postgresql:")

@@ -16,6 +16,7 @@ deadline runs.
 
 import asyncio
 import contextlib
+import math
 import random
 import secrets
 import time
@@ -114,8 +115,8 @@ class _Session(Generic[PublishT]):
     given_up: asyncio.Event = field(default_factory=asyncio.Event)
     reason: str = ""
     refused: bool = False  # the broker ended it because of something that was published
-    last_answer: float = 0.0
-    last_blocked: float = 0.0
+    last_answer: float = -math.inf
+    last_blocked: float = -math.inf
     exchanges: set[str] = field(default_factory=lambda: {""})
     missing: dict[str, float] = field(default_factory=dict)
     probes: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)

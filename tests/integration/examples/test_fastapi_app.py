@@ -50,7 +50,8 @@ async def serving(coordinator_url: str, monkeypatch: pytest.MonkeyPatch) -> Asyn
     """The application over real HTTP, for the length of a block."""
     monkeypatch.setenv("TENURE_URL", coordinator_url)
     monkeypatch.setenv("TENURE_TOKEN", str(TOKENS[0]["token"]))
-    server = uvicorn.Server(uvicorn.Config(shop, port=0, log_config=None, lifespan="on"))
+    config = uvicorn.Config(shop, port=0, log_config=None, lifespan="on", timeout_keep_alive=300)
+    server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
     try:
         await eventually(lambda: server.started)

@@ -15,7 +15,7 @@ from tenure.contract.topology import (
     dead_letter_queue_arguments,
     node_queue_arguments,
 )
-from tenure.executor.assignments import AssignmentConsumer
+from tenure.executor.assignments import WATCH_SECONDS, AssignmentConsumer
 from tenure.executor.core.intake import Ack
 from tenure.executor.errors import InboxUnavailable
 from tenure.executor.metrics import ExecutorMetrics
@@ -23,13 +23,11 @@ from tenure.executor.patience import Condition
 from tests.support.isolation import BrokerSpace
 from tests.support.waiting import eventually
 
-WATCH_SECONDS = 0.2
-
 
 class Node:
     """A consumer, and what it took in."""
 
-    def __init__(self, url: str, queue: str) -> None:
+    def __init__(self, url: str, queue: str, watch_seconds: float) -> None:
         self.taken: list[bytes] = []
         self.batches: list[int] = []
         self.obstacle: Exception | None = None
@@ -45,7 +43,7 @@ class Node:
             consuming=self._count_session,
             condition=self.condition,
             metrics=ExecutorMetrics(),
-            watch_seconds=WATCH_SECONDS,
+            watch_seconds=watch_seconds,
         )
 
     async def receive(self, bodies: Sequence[bytes]) -> list[Ack]:
@@ -69,8 +67,10 @@ class Node:
 
 
 @asynccontextmanager
-async def consuming(url: str, queue: str) -> AsyncIterator[Node]:
-    node = Node(url, queue)
+async def consuming(
+    url: str, queue: str, *, watch_seconds: float = WATCH_SECONDS
+) -> AsyncIterator[Node]:
+    node = Node(url, queue, watch_seconds)
     running = asyncio.create_task(node.consumer.run())
     try:
         yield node
@@ -201,7 +201,7 @@ async def test_what_was_not_taken_in_when_consuming_stops_is_in_the_queue_again(
 async def test_a_consumer_that_the_broker_has_lost_is_noticed(
     bench: Bench, broker: BrokerSpace
 ) -> None:
-    async with consuming(broker.url, bench.queue) as node:
+    async with consuming(broker.url, bench.queue, watch_seconds=0.2) as node:
         await node.consuming()
         session = node.consumer._session
         assert session is not None

@@ -236,8 +236,14 @@ async def test_a_running_task_is_cancelled_and_its_handler_ended(
 
 @pytest.mark.requirement("OPS-03")
 async def test_what_was_assigned_and_never_arrived_is_handed_back_by_a_drain(
-    api: Fleet, database: FreshDatabase, broker: BrokerSpace, program: Program, tmp_path: Path
+    api: Fleet,
+    database: FreshDatabase,
+    broker: BrokerSpace,
+    program: Program,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("tenure.executor.session.LAST_WORDS_SECONDS", 60.0)  # to compare in
     never = settings_of(api, broker, tmp_path, comparison_seconds=86_400)
     async with executing(program.app, never) as running:
         async with relaying(database.relay_url, broker.url, broker.name_prefix):
@@ -259,8 +265,13 @@ async def test_what_was_assigned_and_never_arrived_is_handed_back_by_a_drain(
 
 @pytest.mark.requirement("OPS-03")
 async def test_a_drained_executor_finishes_its_work_and_says_goodbye(
-    api: Fleet, broker: BrokerSpace, program: Program, tmp_path: Path
+    api: Fleet,
+    broker: BrokerSpace,
+    program: Program,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("tenure.executor.session.LAST_WORDS_SECONDS", 60.0)  # to say it in
     async with executing(program.app, settings_of(api, broker, tmp_path)) as running:
         task_id = await submitted(api, "node-1", type="wait", input={"text": "done"})
         await eventually(lambda: bool(program.began))
@@ -454,7 +465,7 @@ async def test_a_process_drains_at_sigterm_and_exits_with_zero(
 async def test_the_work_of_a_killed_process_is_done_by_another_under_a_higher_token(
     database: FreshDatabase, broker: BrokerSpace, program: Program, tmp_path: Path
 ) -> None:
-    terms = {"lease_seconds": 2.0, "clock_tolerance_seconds": 0.1, "node_silence_seconds": 4.0}
+    terms = {"lease_seconds": 3.0, "clock_tolerance_seconds": 0.1, "node_silence_seconds": 5.0}
     async with fleet(database, broker, **terms) as api:
         process = start_process(api, broker, tmp_path)
         task_id = await submitted(api, "process", type="wait", input={"text": "for ever"})
@@ -467,10 +478,11 @@ async def test_the_work_of_a_killed_process_is_done_by_another_under_a_higher_to
             ended = await result(api, task_id)
         assert ended["state"] == "delivered"
         listed = sorted(await attempts(api, task_id), key=lambda each: int(each["ordinal"]))
-        lost, *offered, done = listed
+        lost, *others, done = listed
         assert (lost["state"], lost["node_id"]) == ("expired", "process")
-        # Until its silence is noticed the dead process is offered what it cannot take.
-        assert {each["reason"] for each in offered} <= {"acceptance_timeout"}
+        # Until its silence is noticed the dead process is offered what it cannot take, and on a
+        # busy machine a lease so short may run out under a living one.
+        assert {each["reason"] for each in others} <= {"acceptance_timeout", "lease_expired"}
         assert (done["state"], done["node_id"]) == ("delivered", "node-1")
         assert done["fencing_token"] > lost["fencing_token"]
 
@@ -481,7 +493,8 @@ async def test_a_handler_ends_before_its_lease_when_the_coordinator_is_away(
 ) -> None:
     owner = await asyncpg.connect(database.admin_url)
     try:
-        async with fleet(database, broker, lease_seconds=2.0, clock_tolerance_seconds=0.5) as api:
+        # It ends as much before its lease as the clocks may differ: time to look that up.
+        async with fleet(database, broker, lease_seconds=9.0, clock_tolerance_seconds=4.0) as api:
             running = Running(program.app, settings_of(api, broker, tmp_path, drain_seconds=0.0))
             task_id = await submitted(api, "node-1", type="wait", input={})
             await eventually(lambda: bool(program.began))

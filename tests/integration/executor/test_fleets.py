@@ -129,7 +129,6 @@ def seen(story: Story) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("trial", TRIALS, ids=str)
 async def test_a_fault_tells_the_same_story_in_memory_and_on_servers(
     servers: Servers, trial: Trial, tmp_path: Path
@@ -145,7 +144,6 @@ async def test_a_fault_tells_the_same_story_in_memory_and_on_servers(
     assert on_servers == in_memory
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.skipif(TRIALS == QUICK, reason="`make test-kit` tries it: a lease more to wait for")
 async def test_other_tasks_go_on_while_an_assignment_is_held_back(servers: Servers) -> None:
     """More of them than there are slots, and all are waited for in the same queues."""
@@ -162,17 +160,15 @@ async def test_other_tasks_go_on_while_an_assignment_is_held_back(servers: Serve
     assert len(warehouse.parcels) == 17
 
 
-@pytest.mark.timeout(180)
 async def test_leases_on_servers_are_as_long_as_the_test_wants(servers: Servers) -> None:
     async with ServerFleet(look, servers, lease_seconds=3) as fleet:
         assert (await fleet.result(await fleet.submit(LOOK, Left(seconds=0)))).seconds <= 3
 
 
-@pytest.mark.timeout(180)
 async def test_what_takes_long_is_skipped_on_servers(servers: Servers) -> None:
     async with ServerFleet(app, servers, lease_seconds=600, resources=Warehouse()) as fleet:
         comes_back = await fleet.submit(SHIP_UNGUARDED, Order(number=1, fate="comes back"))
-        with pytest.raises(pytest.skip.Exception, match=r"on real servers (600|599) s take"):
+        with pytest.raises(pytest.skip.Exception, match=r"on real servers (600|5\d\d) s take"):
             await fleet.result(comes_back)
         for fault in ("expire_lease", "late_receipt", "zombie", "kill_node"):
             task = await fleet.submit(SHIP, Order(number=1))
@@ -180,7 +176,6 @@ async def test_what_takes_long_is_skipped_on_servers(servers: Servers) -> None:
                 await getattr(fleet, fault)(task)
 
 
-@pytest.mark.timeout(180)
 async def test_nothing_begins_on_servers_before_the_test_waits(servers: Servers) -> None:
     warehouse = Warehouse()
     async with ServerFleet(app, servers, resources=warehouse) as fleet:

@@ -59,7 +59,10 @@ def executor(ledger_url: str, store: Any, shop_url: str) -> Executor:
     @app.lifespan
     @asynccontextmanager
     async def resources() -> AsyncIterator[Resources]:
-        with PsycopgGuard(ledger_url) as ledger, httpx2.Client(base_url=shop_url) as client:
+        with (
+            PsycopgGuard(ledger_url) as ledger,
+            httpx2.Client(base_url=shop_url, timeout=60) as client,
+        ):
             yield Resources(ledger, ObjectGuard(store), BlockingHttpGuard(client))
 
     @app.task(

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 
 from tenure.contract.scope import Scope
+from tenure.executor.clock import Clock
 from tenure.executor.context import Context
 from tenure.executor.core.paying import Known
 from tenure.executor.errors import (
@@ -37,10 +38,12 @@ from tenure.executor.guards.payment_table import table
 from tenure.executor.guards.psycopg import PsycopgGuard
 from tenure.executor.guards.sql import SqlGuard
 from tenure.executor.side_effects import SideEffect
+from tests.support.attempts import HandClock
 from tests.support.downstream import Downstream, downstream
 from tests.support.gateway import LIMIT_CENTS, Charge, Http, HttpNow, Order, Process, gateway
 from tests.support.isolation import DatabaseServer
 from tests.support.leases import attempt
+from tests.support.waiting import eventually
 
 ORDER = Order(cents=1250)
 
@@ -118,7 +121,7 @@ class Threaded:
         self, context: Context[Any], *, operation: str, request: Order, key: str = ""
     ) -> Charge:
         def work() -> Charge:
-            with httpx2.Client(base_url=self._url, timeout=5.0) as client:
+            with httpx2.Client(base_url=self._url, timeout=60.0) as client:
                 guard: BlockingPaymentGuard[Order, Charge] = BlockingPaymentGuard(
                     HttpNow(client), self._record, **self._options
                 )
@@ -139,8 +142,8 @@ def payments(
     )
 
 
-def first(seconds: float = 60.0) -> Context[None]:
-    return attempt(remaining_seconds=seconds, ordinal=1)
+def first(clock: Clock | None = None) -> Context[None]:
+    return attempt(ordinal=1, clock=clock)
 
 
 def second(context: Context[None]) -> Context[None]:
@@ -185,11 +188,20 @@ async def test_a_successor_asks_what_became_of_a_payment_that_was_intended(
     careless: Process, record: PaymentRecord
 ) -> None:
     """The first attempt learns nothing more after the gateway has charged."""
-    context = first(seconds=1.5)
+    clock = HandClock()
+    context = first(clock)
     guard = payments(careless, record, deduplicates=False)
-    await careless.trouble(acted=1, questions=100)
+    await careless.trouble(acted=1, questions=1000)
+    paying = asyncio.create_task(guard.pay(context, operation="charge", request=ORDER))
+    charge = context.side_effect("charge").id
+
+    async def acted() -> bool:
+        return charge in {each["id"] for each in (await careless.ledger())["charges"]}
+
+    await eventually(acted)
+    clock.pass_seconds(60.0)
     with pytest.raises(CommitUnknown):
-        await guard.pay(context, operation="charge", request=ORDER)
+        await paying
     await careless.trouble()
     paid = await guard.pay(second(context), operation="charge", request=ORDER)
     assert await charged(careless, paid) == 1
@@ -234,10 +246,21 @@ async def test_an_operation_is_one_request(once: Process, record: PaymentRecord)
 async def test_a_gateway_that_is_away_leaves_the_outcome_to_the_next_attempt(
     once: Process, record: PaymentRecord
 ) -> None:
-    await once.trouble(lost=100)
+    clock = HandClock()
+    before = (await once.ledger())["dropped"]
+    await once.trouble(lost=1000)
     try:
+        paying = asyncio.create_task(
+            payments(once, record).pay(first(clock), operation="charge", request=ORDER)
+        )
+
+        async def sent() -> bool:
+            return bool((await once.ledger())["dropped"] > before)
+
+        await eventually(sent)
+        clock.pass_seconds(60.0)
         with pytest.raises(CommitUnknown):
-            await payments(once, record).pay(first(seconds=1.0), operation="charge", request=ORDER)
+            await paying
     finally:
         await once.trouble()
 

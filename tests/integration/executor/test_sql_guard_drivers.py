@@ -243,7 +243,10 @@ async def test_a_receiver_that_cannot_be_reached_may_be_tried_again(
     receiver: Downstream, driver: Driver
 ) -> None:
     context = await attempt(receiver.owner)
-    async with toxic(receiver.writer_url) as proxy, driver.open(proxy.url) as guard:
+    async with (
+        toxic(receiver.writer_url) as proxy,
+        driver.open(proxy.url, wait_seconds=1.0) as guard,
+    ):
         proxy.refuse_connections = True
         with pytest.raises(GuardUnavailable):
             await guard.raise_fence(context)
@@ -301,7 +304,7 @@ class EffectRow(Base):
 async def test_a_session_of_sqlalchemy_takes_part_and_cannot_commit_by_itself(
     receiver: Downstream,
 ) -> None:
-    context = await attempt(receiver.owner, expires_in_seconds=20.0)
+    context = await attempt(receiver.owner, expires_in_seconds=50.0)
     engine = create_engine(receiver.writer_url.replace("postgresql://", "postgresql+psycopg://"))
 
     def handler(fails: bool) -> None:

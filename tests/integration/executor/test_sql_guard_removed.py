@@ -26,9 +26,11 @@ from tests.support.isolation import DatabaseServer, FreshDatabase
 from tests.support.services import local_postgres
 
 OLDER_MAJOR = 15
+BRIEF = 1.5
+"""Seconds until the end of a lease that an attack begins under, also on a busy machine."""
 
 Attack = Callable[[Downstream, SqlGuard], Awaitable[bool]]
-"""Plays the attack; gives back whether the receiver refused it."""
+"""Plays the attack, the guard has its connection; gives back whether the receiver refused it."""
 
 
 async def refused(action: Awaitable[object]) -> bool:
@@ -64,11 +66,11 @@ async def effect_is_repeated(receiver: Downstream, guard: SqlGuard) -> bool:
 
 
 async def fence_is_awaited_past_the_end(receiver: Downstream, guard: SqlGuard) -> bool:
-    context = await attempt(receiver.owner, expires_in_seconds=0.5, tolerance_seconds=0.0)
-    await guard.raise_fence(context)
     blocker = await asyncpg.connect(receiver.writer_url)
     await receiver.owner.execute(f"grant select, update on tenure_fence to {receiver.role}")
     try:
+        context = await attempt(receiver.owner, expires_in_seconds=BRIEF, tolerance_seconds=0.0)
+        await guard.raise_fence(context)
         async with blocker.transaction():
             await blocker.execute("select from tenure_fence for update")
             waiting = asyncio.create_task(refused(guard.raise_fence(context)))
@@ -83,14 +85,14 @@ async def fence_is_awaited_past_the_end(receiver: Downstream, guard: SqlGuard) -
 
 async def paused_holder_keeps_its_successor_out(receiver: Downstream, guard: SqlGuard) -> bool:
     """Refused: the server ends the paused transaction, so that its successor has the fence."""
-    context = await attempt(receiver.owner, expires_in_seconds=0.3)
+    context = await attempt(receiver.owner, expires_in_seconds=BRIEF)
     ended = await _paused_until(receiver, guard, context)
     return ended and await receiver.effects(context.task_id) == []
 
 
 async def busy_holder_commits_past_its_end(receiver: Downstream, guard: SqlGuard) -> bool:
     """No statement and no pause is long, the transaction as a whole is."""
-    context = await attempt(receiver.owner, expires_in_seconds=0.3)
+    context = await attempt(receiver.owner, expires_in_seconds=BRIEF)
 
     async def holder() -> None:
         async with guard.transaction(context, operation="row") as effect:
@@ -106,7 +108,7 @@ async def busy_holder_commits_past_its_end(receiver: Downstream, guard: SqlGuard
 
 async def busy_holder_is_judged_early(receiver: Downstream, guard: SqlGuard) -> bool:
     """As applications do that want their own deferred constraints checked before the commit."""
-    context = await attempt(receiver.owner, expires_in_seconds=0.3)
+    context = await attempt(receiver.owner, expires_in_seconds=BRIEF)
 
     async def holder() -> None:
         async with guard.transaction(context, operation="row") as effect:
@@ -270,6 +272,7 @@ async def test_each_rule_stops_its_attack(
         downstream(empty_database.admin_url, install=install) as receiver,
         SqlGuard(receiver.writer_url) as guard,
     ):
+        await guard.raise_fence(await attempt(receiver.owner))
         assert await rule.attack(receiver, guard) == shipped
 
 
@@ -285,4 +288,5 @@ async def test_each_rule_stops_its_attack_on_an_older_server(
         downstream(database.admin_url, install=install) as receiver,
         SqlGuard(receiver.writer_url) as guard,
     ):
+        await guard.raise_fence(await attempt(receiver.owner))
         assert await rule.attack(receiver, guard) == shipped

@@ -76,6 +76,7 @@ async def test_a_handler_cancelled_at_a_commit_that_fails_leaves_no_error_that_n
     """Its outcome is nobody's any more; asyncio would log it as an error that was lost."""
     unheard: list[str] = []
     loop = asyncio.get_running_loop()
+    gc.collect()  # what earlier tests have left is not this one's
     loop.set_exception_handler(lambda _, told: unheard.append(str(told)))
     try:
         await cancelled_at_its_commit(receiver)
@@ -110,7 +111,8 @@ async def test_a_commit_whose_outcome_cannot_be_learned_says_so_and_may_be_repea
         readable(receiver.writer_url, cuts) as proxy,
         SqlGuard(proxy.url, pool_size=1) as guard,
     ):
-        context = await attempt(receiver.owner, remaining_seconds=0.7)
+        await guard.raise_fence(await attempt(receiver.owner))  # it has its connection
+        context = await attempt(receiver.owner, remaining_seconds=2.0)
         cuts.next("COMMIT;", Cut.REPLY_LOST, lambda: setattr(proxy, "refuse_connections", True))
         with pytest.raises(CommitUnknown):
             await write(guard, context, "once")

@@ -36,7 +36,7 @@ def settings(api: Fleet, folder: Path, **values: Any) -> ExecutorSettings:
         node="node-1",
         slots=4,
         comparison_seconds=NEVER,
-        drain_seconds=10.0,
+        drain_seconds=60.0,
         **values,
     )
 

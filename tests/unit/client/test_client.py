@@ -45,7 +45,7 @@ INVOICE = TaskType("invoice", input=Order, output=Bill)
 Script = Callable[[httpx2.Request], httpx2.Response]
 
 
-def client_of(script: Script, *, retry_seconds: float = 5.0) -> AsyncClient:
+def client_of(script: Script, *, retry_seconds: float = 60.0) -> AsyncClient:
     client = AsyncClient("http://127.0.0.1:1", "a-token", retry_seconds=retry_seconds)
     client._http = AsyncHttp(
         "http://127.0.0.1:1",

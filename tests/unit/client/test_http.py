@@ -24,7 +24,7 @@ class Server:
         self.answers = list(answers)
         self.requests: list[httpx2.Request] = []
 
-    def http(self, *, retry_seconds: float = 5.0) -> AsyncHttp:
+    def http(self, *, retry_seconds: float = 60.0) -> AsyncHttp:
         return AsyncHttp(
             "http://127.0.0.1:8420/",
             "a-token",

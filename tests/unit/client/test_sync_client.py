@@ -54,7 +54,7 @@ OPEN = {
 Script = Callable[[httpx2.Request], httpx2.Response]
 
 
-def client_of(script: Script, *, retry_seconds: float = 5.0) -> Client:
+def client_of(script: Script, *, retry_seconds: float = 60.0) -> Client:
     client = Client("http://127.0.0.1:1", "a-token", retry_seconds=retry_seconds)
     client._http = Http(
         "http://127.0.0.1:1",

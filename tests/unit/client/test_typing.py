@@ -5,9 +5,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pytest
-
-from tests.support.repository import REPOSITORY
+from tests.support.type_checks import errors_of
 
 PROGRAM = """
 from typing import assert_type
@@ -47,38 +45,28 @@ async def use(
 """
 
 
-@pytest.mark.parametrize(
-    ("addition", "fits"),
-    [
-        ("", True),
-        ("await client.submit(T, Out(digest='a'))", False),
-        ("await client.submit(T, {'path': 'a'})", False),
-        ("(await handle.result()).path", False),
-        ("waiting.submit(T, Out(digest='a'))", False),
-        ("waiting.task('id', T).result().path", False),
-        ("await waiting.submit(T, In(path='a'))", False),
-        ("await client.submit_many(T, [Out(digest='a')])", False),
-        ("await enqueue(pg, T, Out(digest='a'))", False),
-        ("await enqueue(psy, T, In(path='a'), key='k')", False),
-        ("enqueue(sync, T, In(path='a'), priority='high')", False),
-        ("await enqueue(sync, T, In(path='a'))", False),
-        ("enqueue('postgresql://', T, In(path='a'))", False),
-    ],
-)
-def test_mypy_judges_whether_input_and_output_fit_the_task_type(
-    addition: str, fits: bool, tmp_path: Path
-) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM + textwrap.indent(addition, "    ") + "\n")
-    settings = str(REPOSITORY / "pyproject.toml")
-    result = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--config-file", settings, str(program)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (result.returncode == 0) == fits, result.stdout
+ADDITIONS = [
+    ("", True),
+    ("await client.submit(T, Out(digest='a'))", False),
+    ("await client.submit(T, {'path': 'a'})", False),
+    ("(await handle.result()).path", False),
+    ("waiting.submit(T, Out(digest='a'))", False),
+    ("waiting.task('id', T).result().path", False),
+    ("await waiting.submit(T, In(path='a'))", False),
+    ("await client.submit_many(T, [Out(digest='a')])", False),
+    ("await enqueue(pg, T, Out(digest='a'))", False),
+    ("await enqueue(psy, T, In(path='a'), key='k')", False),
+    ("enqueue(sync, T, In(path='a'), priority='high')", False),
+    ("await enqueue(sync, T, In(path='a'))", False),
+    ("enqueue('postgresql://', T, In(path='a'))", False),
+]
+
+
+def test_mypy_judges_whether_input_and_output_fit_the_task_type(tmp_path: Path) -> None:
+    programs = [PROGRAM + textwrap.indent(addition, "    ") + "\n" for addition, _ in ADDITIONS]
+    errors = errors_of(programs, tmp_path)
+    for (addition, fits), found in zip(ADDITIONS, errors, strict=True):
+        assert (found == []) == fits, (addition, found)
 
 
 def test_an_application_needs_the_client_extra_and_nothing_else() -> None:

@@ -18,6 +18,7 @@ from tenure.executor.scope import GrantedScope
 from tests.support.attempts import EXPIRES, assignment
 from tests.support.later import is_later
 from tests.support.pipeline_bench import Bench, only_fail
+from tests.support.process_lives import lives
 from tests.support.waiting import eventually
 
 
@@ -213,7 +214,7 @@ async def test_it_is_killed_with_everything_it_started_when_its_time_is_up(
     failed = only_fail(await running)
     assert failed.reason == Reason.TIME_LIMIT
     pids = (tmp_path / "pids").read_text().split()
-    await eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    await eventually(lambda: not any(lives(int(pid)) for pid in pids))
 
 
 @pytest.mark.requirement("LEASE-09")

@@ -1,8 +1,5 @@
 """Handlers are declared once, and wrong declarations fail when the module is imported."""
 
-import subprocess
-import sys
-import textwrap
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +11,7 @@ from pydantic import BaseModel
 from tenure.contract.states import Effects
 from tenure.executor import Context, Executor, Resources, TaskType
 from tenure.executor.errors import DeclarationError
-from tests.support.repository import REPOSITORY
+from tests.support.type_checks import errors_of
 
 
 class HashIn(BaseModel):
@@ -171,32 +168,18 @@ async def use(context: Context[str]) -> int:
 """
 
 
-@pytest.mark.parametrize(
-    ("addition", "fits"),
-    [
-        ("", True),
-        ("@app.task(T)\nasync def bad(input: Out, context: Context[None]) -> Out: ...", False),
-        ("@app.task(T)\nasync def bad(input: In, context: Context[None]) -> In: ...", False),
-        ("@app.task(T)\ndef bad(input: In, context: Context[None]) -> In: ...", False),
-        ("@app.task(T)\nasync def bad(input: In) -> Out: ...", False),
-        (
-            "@app.task(T, effects='often')\nasync def bad(i: In, c: Context[None]) -> Out: ...",
-            False,
-        ),
-    ],
-)
-def test_mypy_judges_whether_a_handler_fits_its_task_type(
-    addition: str, fits: bool, tmp_path: Path
-) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(TYPED + textwrap.dedent(addition) + "\n")
-    settings = str(REPOSITORY / "pyproject.toml")
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", settings]
-    result = subprocess.run(
-        [*command, "--disable-error-code", "empty-body", str(program)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (result.returncode == 0) == fits, result.stdout
+ADDITIONS = [
+    ("", True),
+    ("@app.task(T)\nasync def bad(input: Out, context: Context[None]) -> Out: ...", False),
+    ("@app.task(T)\nasync def bad(input: In, context: Context[None]) -> In: ...", False),
+    ("@app.task(T)\ndef bad(input: In, context: Context[None]) -> In: ...", False),
+    ("@app.task(T)\nasync def bad(input: In) -> Out: ...", False),
+    ("@app.task(T, effects='often')\nasync def bad(i: In, c: Context[None]) -> Out: ...", False),
+]
+
+
+def test_mypy_judges_whether_a_handler_fits_its_task_type(tmp_path: Path) -> None:
+    programs = [f"{TYPED}{addition}\n" for addition, _ in ADDITIONS]
+    errors = errors_of(programs, tmp_path, "--disable-error-code", "empty-body")
+    for (addition, fits), found in zip(ADDITIONS, errors, strict=True):
+        assert (found == []) == fits, (addition, found)

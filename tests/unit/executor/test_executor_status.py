@@ -34,7 +34,7 @@ def pages() -> Pages:
 async def http(pages: Pages) -> AsyncIterator[httpx2.AsyncClient]:
     server = await serve(("127.0.0.1", 0), pages.pages)
     port = server.sockets[0].getsockname()[1]
-    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         yield client
     server.close()
 

@@ -124,7 +124,7 @@ async def test_a_coordinator_that_is_away_leaves_the_outcome_unknown(stand_in: S
 
 def test_renewals_go_by_a_client_of_their_own(stand_in: StandIn) -> None:
     stand_in.answer = lambda *_: JSONResponse({"node_state": "active", "replies": []})
-    renewing = RenewingCoordinator(stand_in.url, lambda: "the-token", timeout_seconds=5)
+    renewing = RenewingCoordinator(stand_in.url, lambda: "the-token", timeout_seconds=60)
     answer = renewing.renew(NODE, Renewals(incarnation=new_id()))
     assert answer.node_state == "active"
     assert stand_in.requests[0][1] == "/v1/nodes/n.1/renewals"

@@ -125,7 +125,7 @@ async def test_what_it_raises_is_reported_as_in_the_executor(
         ("swallow", {"resources": Resources.of(memory="256Mi")}, "more memory"),
         (
             "spin",
-            {"resources": Resources.of(cpu="50m"), "time_limit_seconds": 20.0},
+            {"resources": Resources.of(cpu="10m"), "time_limit_seconds": 100.0},
             "more than 1 s of processor time",
         ),
         ("write", {"limits": Limits(file_bytes=1024)}, "File too large"),
@@ -241,12 +241,13 @@ async def test_an_isolated_one_goes_on_without_authority_and_its_output_is_offer
     b = bench("until_told", tmp_path / "pid", on_authority_loss="isolate")
     async with watched(b) as running:
         running.start(job())
-        await eventually(lambda: (tmp_path / "pid").exists())
+        await eventually(
+            lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != ""
+        )
         with capture_logs() as said:
             b.renewals.leases[0].end("refused")
             running.look_again()
-            await eventually(lambda: bool(said))
-        assert [entry["event"] for entry in said] == ["lease_lost"]
+            await eventually(lambda: "lease_lost" in [entry["event"] for entry in said])
         assert lives(int((tmp_path / "pid").read_text()))
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
         await running.idle()

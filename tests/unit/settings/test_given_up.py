@@ -11,6 +11,7 @@ from tenure.settings.given_up import GivenUp, expect_given_up
 
 @pytest.fixture(autouse=True)
 def _expect_given_up() -> object:
+    gc.collect()  # what earlier tests have forgotten is told before
     expect_given_up()
     yield
     logger = logging.getLogger("asyncio")
