@@ -209,8 +209,9 @@ class ProgressStream:
                 newer.checkpoint, newer.saved = sent.checkpoint, sent.saved
             elif sent.saved is not None:
                 newer.saved.add_done_callback(partial(_settle_as, sent.saved))
-        self._said.set()
-        self._urgent.set()
+        if self._newest:  # what has no authority any more is told to nobody
+            self._said.set()
+            self._urgent.set()
 
 
 def as_said(fraction: float | None, message: str | None) -> tuple[float | None, str | None]:

@@ -9,6 +9,8 @@ import pytest
 
 from tenure.contract.ids import IncarnationId, NodeId
 from tenure.contract.progress import ProgressReplies, ProgressReply, ProgressReports
+from tenure.executor.errors import CoordinatorUnavailable
+from tenure.executor.lease import Lease
 from tenure.executor.patience import Condition
 from tenure.executor.progress import ProgressStream
 from tests.support.attempts import lease, new_id
@@ -46,6 +48,37 @@ async def streaming(told: Told) -> AsyncIterator[ProgressStream]:
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+class Away(Told):
+    """One that does not answer the first request, and ends the lease of whoever asked."""
+
+    def __init__(self, given: Lease) -> None:
+        super().__init__()
+        self.given = given
+
+    async def tell_progress(self, node_id: NodeId, reports: ProgressReports) -> ProgressReplies:
+        if self.given.may_act():
+            self.given.end("its time is up")
+            raise CoordinatorUnavailable("no answer")
+        return await super().tell_progress(node_id, reports)
+
+
+async def test_progress_whose_attempt_is_over_is_dropped_and_the_stream_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tenure.executor.progress.jitter_seconds", lambda failures: 0.0)
+    over, live = lease(), lease()
+    told = Away(over)
+    async with streaming(told) as stream:
+        stream.note(over, 0.5, None)
+        await eventually(lambda: not over.may_act())
+        for _ in range(10):  # turns of the loop: nothing is left to be told
+            await asyncio.sleep(0)
+        stream.note(live, 0.5, None)
+        await eventually(lambda: bool(told.requests))
+    (progress,) = told.requests[0].progress
+    assert progress.attempt_id == live.attempt_id
 
 
 @pytest.mark.parametrize(
