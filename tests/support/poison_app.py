@@ -4,7 +4,8 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from pydantic import BaseModel
 
@@ -14,10 +15,12 @@ from tenure.executor.runner import run
 
 
 class Dose(BaseModel):
-    """``poison``: end the process; ``until``: unless this file is there."""
+    """``poison``: end the process, and leave its number in the folder ``deaths`` under the
+    attempt's name; ``until``: unless this file is there."""
 
     poison: bool = False
     until: str = ""
+    deaths: str = ""
 
 
 class Pid(BaseModel):
@@ -35,6 +38,11 @@ def is_cured(until: str) -> bool:
     return bool(until) and os.path.exists(until)
 
 
+def die(note: Path) -> NoReturn:
+    note.write_text(str(os.getpid()))
+    os._exit(1)
+
+
 @app.lifespan
 @asynccontextmanager
 async def resources() -> AsyncIterator[int]:
@@ -45,7 +53,7 @@ async def resources() -> AsyncIterator[int]:
 async def swallow(input: Dose, context: Context[Any]) -> Pid:
     await asyncio.sleep(0.05)  # so that others run beside it
     if input.poison and not is_cured(input.until):
-        os._exit(1)
+        die(Path(input.deaths, context.attempt_id))
     return Pid(pid=os.getpid(), opened_by=context.resources)
 
 
