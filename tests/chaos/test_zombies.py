@@ -123,6 +123,7 @@ async def test_sql_refuses_a_zombie_without_a_successor_once_its_lease_is_over(
         "psycopg_within",
         "async_psycopg_within",
         "sqlalchemy_within",
+        "blocking_sqlalchemy_within",
         "plain_sql_within",
     ],
 )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from typing import Any
 
 import asyncpg
@@ -119,7 +120,7 @@ async def async_psycopg_within(told: Told, context: Context[None], stop: Stop) -
 
 async def sqlalchemy_within(told: Told, context: Context[None], stop: Stop) -> None:
     """The same over SQLAlchemy."""
-    import sqlalchemy  # large, and of use here only
+    import sqlalchemy
     from sqlalchemy.ext.asyncio import create_async_engine
 
     from tenure.executor.guards.sqlalchemy import AsyncSqlAlchemyGuard
@@ -133,6 +134,26 @@ async def sqlalchemy_within(told: Told, context: Context[None], stop: Stop) -> N
             sqlalchemy.text(f"{INSERT} (cast(cast(:task as text) as uuid), :value)"), values
         )
         stop()
+
+
+async def blocking_sqlalchemy_within(told: Told, context: Context[None], stop: Stop) -> None:
+    """The same in a thread, over SQLAlchemy."""
+    import sqlalchemy
+
+    from tenure.executor.guards.sqlalchemy import SqlAlchemyGuard
+
+    def handler() -> None:
+        engine = sqlalchemy.create_engine(told.where.replace("postgresql:", "postgresql+psycopg:"))
+        guard = SqlAlchemyGuard(engine)
+        guard.raise_fence_now(context)
+        with guard.transaction(context, operation="row") as effect:
+            effect.connection.execute(
+                sqlalchemy.text(f"{INSERT} (cast(cast(:task as text) as uuid), :value)"),
+                {"task": context.task_id, "value": context.attempt_id},
+            )
+            stop()
+
+    await asyncio.to_thread(handler)
 
 
 async def plain_sql_within(told: Told, context: Context[None], stop: Stop) -> None:
@@ -221,6 +242,7 @@ WORKERS: dict[str, Worker] = {
         psycopg_within,
         async_psycopg_within,
         sqlalchemy_within,
+        blocking_sqlalchemy_within,
         plain_sql_within,
         http,
         blocking_http,
@@ -268,8 +290,18 @@ def _go_on() -> None:
     """For the successor: it is not stopped."""
 
 
+def _load(kind: str) -> None:
+    """What is large and of use to some only, before their lease begins: it takes seconds on a busy
+    machine."""
+    if "sqlalchemy" in kind:
+        for name in ("asyncpg", "psycopg"):
+            import_module(f"sqlalchemy.dialects.postgresql.{name}")
+        import_module("tenure.executor.guards.sqlalchemy")
+
+
 async def _main(told: Told) -> None:
     raised = sqlstate = ""
+    _load(told.kind)
     expires_at = datetime.now(UTC) + timedelta(seconds=told.lease_seconds)
     sys.stdout.write(f"{expires_at.isoformat()}\n")
     sys.stdout.flush()

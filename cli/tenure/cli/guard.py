@@ -4,7 +4,7 @@ import asyncio
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import App, Parameter
 
@@ -17,12 +17,7 @@ from tenure.executor.guards.payment_table import table
 from tenure.executor.guards.sql_install import install_statements
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from tenure.executor.guards.conformance import Outcome
-    from tenure.executor.guards.http_store import SqliteRequests
-
-T = TypeVar("T")
 
 app = App(
     name="guard", help="What guarded receivers need, and whether they refuse what they should."
@@ -197,7 +192,7 @@ def prune(
     ],
     schema: Annotated[str, Parameter(help="Schema of the guard's tables.")] = "public",
     sqlite: Annotated[
-        Path | None, Parameter(help="Instead of a database: the file of an HTTP receiver.")
+        Path | None, Parameter(help="Instead of a database: the file of requests or payments.")
     ] = None,
     output: Output = "table",
 ) -> None:
@@ -214,9 +209,9 @@ def prune(
         )
     where = _one_of(database, sqlite)
     if isinstance(where, Path):
-        seconds = age.total_seconds()
-        gone = asyncio.run(_in_file(where, lambda store: store.prune(seconds)))
-        removed = {"requests and fences": gone}
+        from tenure.executor.guards import sqlite_files
+
+        removed = asyncio.run(sqlite_files.prune(where, age.total_seconds()))
     else:
         with needs("sql"):
             from tenure.executor.guards import sql_prune
@@ -237,7 +232,7 @@ def unsettled(
     *,
     schema: Annotated[str, Parameter(help="Schema of the guard's tables.")] = "public",
     sqlite: Annotated[
-        Path | None, Parameter(help="Instead of a database: the file of an HTTP receiver.")
+        Path | None, Parameter(help="Instead of a database: the file of requests or payments.")
     ] = None,
     output: Output = "table",
 ) -> None:
@@ -246,7 +241,9 @@ def unsettled(
     """
     where = _one_of(database, sqlite)
     if isinstance(where, Path):
-        found = asyncio.run(_in_file(where, lambda store: store.interrupted()))
+        from tenure.executor.guards import sqlite_files
+
+        found = asyncio.run(sqlite_files.unsettled(where))
     else:
         with needs("sql"):
             from tenure.executor.guards import sql_unsettled
@@ -283,7 +280,7 @@ def forget(
     scope: Annotated[str | None, Parameter(help="Whose key it is, where several have it.")] = None,
     schema: Annotated[str, Parameter(help="Schema of the guard's tables.")] = "public",
     sqlite: Annotated[
-        Path | None, Parameter(help="Instead of a database: the file of an HTTP receiver.")
+        Path | None, Parameter(help="Instead of a database: the file of requests or payments.")
     ] = None,
 ) -> None:
     """Forget an unsettled request or payment, since somebody has seen that it did nothing.
@@ -292,7 +289,9 @@ def forget(
     """
     where = _one_of(database, sqlite)
     if isinstance(where, Path):
-        gone = int(asyncio.run(_in_file(where, lambda store: store.forget(scope or "", key))))
+        from tenure.executor.guards import sqlite_files
+
+        gone = asyncio.run(sqlite_files.forget(where, scope or "", key))
     else:
         with needs("sql"):
             from tenure.executor.guards import sql_unsettled
@@ -327,16 +326,6 @@ def _one_of(database: str | None, sqlite: Path | None) -> str | Path:
     if sqlite is not None and not sqlite.is_file():
         raise UsageError(f"--sqlite: {sqlite} is no file.")
     return sqlite if sqlite is not None else read_secret_argument("DATABASE", str(database))
-
-
-async def _in_file(file: Path, work: "Callable[[SqliteRequests], Awaitable[T]]") -> T:
-    from tenure.executor.guards.http_store import SqliteRequests
-
-    store = SqliteRequests(file)
-    try:
-        return await work(store)
-    finally:
-        store.close()
 
 
 def _header(text: str) -> tuple[str, str]:

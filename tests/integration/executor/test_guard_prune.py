@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import sqlite3
+import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -9,13 +11,17 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from tenure.executor.context import Context
+from tenure.executor.core.paying import Known
 from tenure.executor.core.receiving import Presented
-from tenure.executor.errors import GuardNotInstalled, GuardUnavailable
+from tenure.executor.errors import GuardNotInstalled, GuardUnavailable, StaleToken
 from tenure.executor.guards import sql_prune, sql_unsettled
 from tenure.executor.guards.http_store import SqliteRequests
 from tenure.executor.guards.http_tables import tables
+from tenure.executor.guards.payment import Entry, SqlitePayments
 from tenure.executor.guards.payment_table import table
 from tenure.executor.guards.sql import SqlGuard
+from tests.support import leases
 from tests.support.bare_command import bare
 from tests.support.downstream import attempt, downstream, write
 from tests.support.isolation import FreshDatabase
@@ -101,6 +107,9 @@ async def test_the_command_says_what_it_removed(
     with contextlib.closing(SqliteRequests(file)):
         code, output = await bare(*words, "--sqlite", str(file))
     assert (code, json.loads(output)) == (0, {"requests and fences": 0})
+    with contextlib.closing(SqlitePayments(file)):  # beside them
+        code, output = await bare(*words, "--sqlite", str(file))
+    assert (code, json.loads(output)) == (0, {"requests and fences": 0, "payments and fences": 0})
 
 
 async def test_a_database_without_guards_or_rights_says_so(empty_database: FreshDatabase) -> None:
@@ -174,3 +183,98 @@ async def test_an_interrupted_request_in_a_file_is_listed_and_forgotten(tmp_path
     assert await bare("guard", "forget", "lost", "--sqlite", str(file)) == (0, "forgotten: lost\n")
     code, _ = await bare("guard", "forget", "lost", "--sqlite", str(file))
     assert code == 1
+
+
+class PaymentFile:
+    """A record of payments in a file, on a clock that the test moves."""
+
+    def __init__(self, path: Path) -> None:
+        self.now = time.time()
+        self.record = SqlitePayments(path, clock=lambda: self.now)
+
+    async def intend(self, context: Context[None]) -> str:
+        """What was known before, which is then intended."""
+        return (await self.record.intend(context, context.side_effect("charge"), "digest")).known
+
+    async def pay(self, context: Context[None]) -> None:
+        await self.intend(context)
+        paid = Entry(Known.PAID, "digest", "{}")
+        await self.record.settle(context, context.side_effect("charge"), paid)
+
+
+async def test_old_payments_in_a_file_go_and_young_and_unsettled_ones_stay(tmp_path: Path) -> None:
+    payments = PaymentFile(tmp_path / "payments.db")
+    old, unsettled, young = (leases.attempt(None, 2, expires_in_seconds=10**6) for _ in range(3))
+    with contextlib.closing(payments.record):
+        await payments.pay(old)
+        await payments.intend(unsettled)
+        payments.now += 2 * DAY.total_seconds()
+        await payments.pay(young)
+        assert await payments.record.prune(DAY.total_seconds()) == 2, "a payment and its fence"
+        assert await payments.record.prune(DAY.total_seconds()) == 0
+        again = [await payments.intend(each) for each in (old, unsettled, young)]
+        assert again == ["new", "intended", "paid"]
+        stale = leases.attempt(young.task_id, 1, expires_in_seconds=10**6)
+        with pytest.raises(StaleToken):
+            await payments.intend(stale)
+
+
+async def test_an_unsettled_payment_in_a_file_is_listed_and_forgotten(tmp_path: Path) -> None:
+    file = tmp_path / "payments.db"
+    payments = PaymentFile(file)
+    payments.now -= DAY.total_seconds()
+    lost, under_way = leases.attempt(), leases.attempt()
+    with contextlib.closing(payments.record):
+        await payments.intend(lost)
+        payments.now = time.time()
+        await payments.intend(under_way)
+        (found,) = await payments.record.unsettled()
+        assert (found.kind, found.key) == ("payment", lost.side_effect("charge").id)
+        assert found.task == lost.task_id
+        assert not await payments.record.forget(under_way.side_effect("charge").id)
+    code, output = await bare("guard", "unsettled", "--sqlite", str(file), "-o", "json")
+    assert (code, [one["key"] for one in json.loads(output)]) == (0, [found.key])
+    words = ("guard", "forget", found.key, "--sqlite", str(file))
+    assert [(await bare(*words))[0], (await bare(*words))[0]] == [0, 1]
+
+
+async def test_what_a_file_of_an_earlier_version_holds_counts_as_touched_when_it_is_opened(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "payments.db"
+    with contextlib.closing(sqlite3.connect(file)) as earlier:
+        earlier.executescript(
+            """
+            create table tenure_payment (
+                payment_id text primary key, task_id text not null, operation text not null,
+                digest text not null, known text not null, content text not null,
+                fencing_token integer not null
+            ) without rowid;
+            create table tenure_payment_fence (
+                task_id text primary key, fencing_token integer not null
+            ) without rowid;
+            insert into tenure_payment values ('p', 't', 'charge', 'd', 'paid', '{}', 1);
+            insert into tenure_payment_fence values ('t', 1);
+            """
+        )
+    payments = PaymentFile(file)
+    with contextlib.closing(payments.record):
+        assert await payments.record.prune(DAY.total_seconds()) == 0
+        payments.now += 2 * DAY.total_seconds()
+        assert await payments.record.prune(DAY.total_seconds()) == 2
+
+
+async def test_a_file_without_anything_of_a_guard_s_is_told_and_left_as_it_is(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "other.db"
+    with contextlib.closing(sqlite3.connect(file)) as other:
+        other.execute("create table mine (a)")
+    before = file.read_bytes()
+    for words in (("unsettled",), ("forget", "key"), ("prune", "--older-than", "30d")):
+        code, output = await bare("guard", *words, "--sqlite", str(file))
+        assert (code, "holds nothing of a guard's" in output) == (1, True)
+    assert file.read_bytes() == before
+    file.write_text("no database at all, " * 20)
+    code, output = await bare("guard", "unsettled", "--sqlite", str(file))
+    assert (code, "cannot be used" in output) == (1, True)

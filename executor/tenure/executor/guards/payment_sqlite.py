@@ -11,17 +11,21 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from tenure.executor.context import Context
 from tenure.executor.core.paying import Known
 from tenure.executor.errors import AuthorityOver, GuardUnavailable, StaleToken
+from tenure.executor.guards.http_store import Unsettled
 from tenure.executor.guards.payment_course import Entry
 from tenure.executor.side_effects import SideEffect
 
 T = TypeVar("T")
-_TABLES = """
+UNDER_WAY_SECONDS: Final = 600.0
+"""So long a payment that is not settled may be under way."""
+_TABLES: Final = """
 pragma journal_mode = wal;
 pragma synchronous = full;
 create table if not exists tenure_payment (
@@ -31,13 +35,17 @@ create table if not exists tenure_payment (
     digest text not null,
     known text not null,
     content text not null,
-    fencing_token integer not null
+    fencing_token integer not null,
+    touched_at integer not null
 ) without rowid;
 create table if not exists tenure_payment_fence (
     task_id text primary key,
-    fencing_token integer not null
+    fencing_token integer not null,
+    raised_at integer not null
 ) without rowid;
 """
+# Instants are microseconds since 1970, by the record's clock.
+_INSTANTS: Final = (("tenure_payment", "touched_at"), ("tenure_payment_fence", "raised_at"))
 
 
 class SqlitePayments:
@@ -62,6 +70,7 @@ class SqlitePayments:
             path, timeout=10.0, isolation_level=None, check_same_thread=False
         )
         self._connection.executescript(_TABLES)
+        self._transaction(self._renew)
 
     def close(self) -> None:
         """Close the file."""
@@ -73,7 +82,7 @@ class SqlitePayments:
 
         Raises StaleToken, AuthorityOver, GuardUnavailable.
         """
-        await asyncio.to_thread(self._transaction, lambda cursor: self._judge(cursor, context))
+        await asyncio.to_thread(self._transaction, lambda cursor, now: _judge(cursor, now, context))
 
     async def intend(self, context: Context[Any], begun: SideEffect, digest: str) -> Entry:
         """As PaymentRecord says."""
@@ -82,8 +91,8 @@ class SqlitePayments:
     def intend_now(self, context: Context[Any], begun: SideEffect, digest: str) -> Entry:
         """As ``intend``, in the calling thread."""
 
-        def work(cursor: sqlite3.Cursor) -> Entry:
-            self._judge(cursor, context)
+        def work(cursor: sqlite3.Cursor, now: int) -> Entry:
+            _judge(cursor, now, context)
             context.scope.check(begun.name, begun.key)
             row = cursor.execute(
                 "select known, digest, content from tenure_payment where payment_id = ?",
@@ -92,8 +101,9 @@ class SqlitePayments:
             if row is not None:
                 return Entry(Known(row[0]), row[1], row[2])
             cursor.execute(
-                "insert into tenure_payment values (?, ?, ?, ?, 'intended', '', ?)",
-                (begun.id, context.task_id, begun.name, digest, context.fencing_token),
+                "insert into tenure_payment (payment_id, task_id, operation, digest, known,"
+                " content, fencing_token, touched_at) values (?, ?, ?, ?, 'intended', '', ?, ?)",
+                (begun.id, context.task_id, begun.name, digest, context.fencing_token, now),
             )
             return Entry(Known.NEW, digest)
 
@@ -106,43 +116,88 @@ class SqlitePayments:
     def settle_now(self, context: Context[Any], begun: SideEffect, entry: Entry) -> None:
         """As ``settle``, in the calling thread."""
 
-        def work(cursor: sqlite3.Cursor) -> None:
+        def work(cursor: sqlite3.Cursor, now: int) -> None:
             cursor.execute(
-                "update tenure_payment set known = ?, content = ?, fencing_token = ?"
-                " where payment_id = ? and known = 'intended'",
-                (entry.known, entry.content, context.fencing_token, begun.id),
+                "update tenure_payment set known = ?, content = ?, fencing_token = ?,"
+                " touched_at = ? where payment_id = ? and known = 'intended'",
+                (entry.known, entry.content, context.fencing_token, now, begun.id),
             )
 
         self._transaction(work)
 
-    def _judge(self, cursor: sqlite3.Cursor, context: Context[Any]) -> None:
-        """Raise the fence, or refuse. The clock is read under the lock of the file."""
-        row = cursor.execute(
-            "select fencing_token from tenure_payment_fence where task_id = ?", (context.task_id,)
-        ).fetchone()
-        if row is not None and context.fencing_token < row[0]:
-            raise StaleToken(
-                f"attempt {context.attempt_id} of task {context.task_id} is too late with its"
-                f" payment: a later attempt holds {row[0]}.",
-                seen_token=row[0],
-            )
-        if self._clock() >= context.expires_at.timestamp() + context.clock_tolerance_seconds:
-            raise AuthorityOver(
-                f"the lease of attempt {context.attempt_id} of task {context.task_id} is over by"
-                " the clock of its record of payments."
-            )
-        cursor.execute(
-            "insert into tenure_payment_fence values (?, ?) on conflict (task_id)"
-            " do update set fencing_token = excluded.fencing_token",
-            (context.task_id, context.fencing_token),
-        )
+    async def prune(self, older_than_seconds: float) -> int:
+        """Forget settled payments, and fences without any, that were last touched so long ago; how
+        many. What is not settled stays. A payment that is repeated after that is a new one.
 
-    def _transaction(self, work: Callable[[sqlite3.Cursor], T]) -> T:
+        Raises GuardUnavailable.
+        """
+
+        def work(cursor: sqlite3.Cursor, now: int) -> int:
+            before = now - int(older_than_seconds * 1_000_000)
+            gone = cursor.execute(
+                "delete from tenure_payment where known <> 'intended' and touched_at < ?",
+                (before,),
+            ).rowcount
+            return gone + (
+                cursor.execute(
+                    "delete from tenure_payment_fence as f where raised_at < ? and not exists"
+                    " (select 1 from tenure_payment p where p.task_id = f.task_id)",
+                    (before,),
+                ).rowcount
+            )
+
+        return await asyncio.to_thread(self._transaction, work)
+
+    async def unsettled(self) -> list[Unsettled]:
+        """Payments that were intended more than ten minutes ago and never settled, the oldest
+        first. Raises GuardUnavailable."""
+
+        def work(cursor: sqlite3.Cursor, now: int) -> list[Unsettled]:
+            rows = cursor.execute(
+                "select payment_id, task_id, touched_at from tenure_payment"
+                " where known = 'intended' and touched_at < ? order by touched_at",
+                (now - int(UNDER_WAY_SECONDS * 1_000_000),),
+            )
+            return [
+                Unsettled("payment", key, "", task, datetime.fromtimestamp(at / 1_000_000, UTC))
+                for key, task, at in rows
+            ]
+
+        return await asyncio.to_thread(self._transaction, work)
+
+    async def forget(self, payment_id: str) -> bool:
+        """Forget an unsettled payment, since somebody has seen that the gateway did nothing: the
+        next attempt sends it. Raises GuardUnavailable."""
+
+        def work(cursor: sqlite3.Cursor, now: int) -> bool:
+            return (
+                cursor.execute(
+                    "delete from tenure_payment"
+                    " where payment_id = ? and known = 'intended' and touched_at < ?",
+                    (payment_id, now - int(UNDER_WAY_SECONDS * 1_000_000)),
+                ).rowcount
+                == 1
+            )
+
+        return await asyncio.to_thread(self._transaction, work)
+
+    @staticmethod
+    def _renew(cursor: sqlite3.Cursor, now: int) -> None:
+        """A file of an earlier version has no instants: what is in it counts as touched now."""
+        for table, column in _INSTANTS:
+            columns = {row[1] for row in cursor.execute(f"pragma table_info({table})")}
+            if column not in columns:
+                cursor.execute(
+                    f"alter table {table} add column {column} integer not null default {now}"
+                )
+
+    def _transaction(self, work: Callable[[sqlite3.Cursor, int], T]) -> T:
         try:
             with self._lock, closing(self._connection.cursor()) as cursor:
                 cursor.execute("begin immediate")
                 try:
-                    result = work(cursor)
+                    # After the lock: whoever waited for it is judged at the end of the wait.
+                    result = work(cursor, int(self._clock() * 1_000_000))
                     cursor.execute("commit")
                 except BaseException:
                     if self._connection.in_transaction:
@@ -151,3 +206,28 @@ class SqlitePayments:
                 return result
         except sqlite3.Error as error:
             raise GuardUnavailable(f"the record of payments cannot be used: {error}.") from error
+
+
+def _judge(cursor: sqlite3.Cursor, now: int, context: Context[Any]) -> None:
+    """Raise the fence, or refuse."""
+    row = cursor.execute(
+        "select fencing_token from tenure_payment_fence where task_id = ?", (context.task_id,)
+    ).fetchone()
+    if row is not None and context.fencing_token < row[0]:
+        raise StaleToken(
+            f"attempt {context.attempt_id} of task {context.task_id} is too late with its"
+            f" payment: a later attempt holds {row[0]}.",
+            seen_token=row[0],
+        )
+    until = context.expires_at.timestamp() + context.clock_tolerance_seconds
+    if now >= until * 1_000_000:
+        raise AuthorityOver(
+            f"the lease of attempt {context.attempt_id} of task {context.task_id} is over by"
+            " the clock of its record of payments."
+        )
+    cursor.execute(
+        "insert into tenure_payment_fence (task_id, fencing_token, raised_at) values (?, ?, ?)"
+        " on conflict (task_id) do update"
+        " set fencing_token = excluded.fencing_token, raised_at = excluded.raised_at",
+        (context.task_id, context.fencing_token, now),
+    )
