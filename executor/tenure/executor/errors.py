@@ -18,6 +18,7 @@ TenureError
     │   ├── EffectNotWritten      the commit failed and has certainly not happened: may be repeated
     │   ├── CommitUnknown         nobody can tell yet: repeat under the same operation
     │   ├── TransactionEnded      the body of a guarded transaction has ended it by itself
+    │   ├── TransactionNested     a guarded transaction is begun within another of the same task
     │   ├── OutcomeUnknown        the receiver cannot tell either: a person has to look
     │   ├── EffectConflict        the operation stands for another request
     │   └── AnswerNotKept         done before, and its answer is not there any more
@@ -168,6 +169,13 @@ class TransactionEnded(GuardError):
     """The body of a guarded transaction has committed it or rolled it back."""
 
     code = "transaction_ended"
+
+
+class TransactionNested(GuardError):
+    """A guarded transaction was begun within another one of the same task and guard: each would
+    wait for the other until the authority ends."""
+
+    code = "transaction_nested"
 
 
 class OutcomeUnknown(GuardError):

@@ -58,7 +58,7 @@ from tenure.executor.losses import REFUSALS, say_ended, say_lost, why_over
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.executor.patience import jitter_seconds
 from tenure.executor.reports import Answer
-from tenure.executor.words import storable
+from tenure.executor.words import faults_of, storable
 
 log = structlog.get_logger("tenure.executor")
 
@@ -240,7 +240,7 @@ class Pipeline:
                 to_json(execution.raw_input)
             )
         except ValidationError as error:
-            message = f"the input does not fit: {_faults(error)}"
+            message = f"the input does not fit: {faults_of(error)}"
             return self._failed(execution, Reason.INPUT_INVALID, message, retryable=False)
         except Exception as error:  # noqa: BLE001 - a validator of the user's raised what it likes
             return self._handler_failed(execution, error)
@@ -322,7 +322,7 @@ class Pipeline:
             text = encode_json(value, limit_bytes=self._output_limit_bytes, what="the output")
             declared.model_validate_json(text)  # what the application will read it with
         except ValidationError as error:
-            message = f"the output does not fit: {_faults(error)}"
+            message = f"the output does not fit: {faults_of(error)}"
             return self._failed(execution, Reason.OUTPUT_INVALID, message)
         except (InvalidPayload, ValueError, TypeError) as error:
             return self._failed(execution, Reason.OUTPUT_INVALID, str(error))
@@ -444,14 +444,6 @@ async def _ended(handler: "asyncio.Task[object]") -> None:
 
     handler.add_done_callback(tell)
     await ended
-
-
-def _faults(error: ValidationError) -> str:
-    """What is wrong, on one line, without the values: those may be large, or secret."""
-    return "; ".join(
-        f"{'.'.join(str(part) for part in fault['loc']) or 'the value'}: {fault['msg']}"
-        for fault in error.errors(include_url=False, include_input=False, include_context=False)
-    )
 
 
 def _about(assignment: Assignment) -> dict[str, Any]:

@@ -40,6 +40,8 @@ from tenure.executor.losses import REFUSALS
 from tenure.executor.patience import Condition, jitter_seconds
 from tenure.executor.words import storable
 
+MAX_REQUEST_BYTES: Final = 1024 * 1024
+"""Of the checkpoints in one request, about."""
 PAUSE_SECONDS: Final = 1.0
 """Between two requests that save nothing."""
 
@@ -64,6 +66,7 @@ class _Newest:
     fraction: float | None = None
     message: str | None = None
     checkpoint: Any = None
+    checkpoint_bytes: int = 0
     saved: Saved | None = None
 
 
@@ -124,10 +127,10 @@ class ProgressStream:
         value = checkpoint_value(data)
         if value is None:
             raise CheckpointRefused("null is no checkpoint: it would not be told from none.")
-        encode_json(value, limit_bytes=CHECKPOINT_LIMIT_BYTES, what="the checkpoint")
+        text = encode_json(value, limit_bytes=CHECKPOINT_LIMIT_BYTES, what="the checkpoint")
         newest = self._newest.setdefault(lease.attempt_id, _Newest(lease))
         earlier = newest.saved
-        newest.checkpoint = value
+        newest.checkpoint, newest.checkpoint_bytes = value, len(text.encode())
         newest.saved = saved = asyncio.get_running_loop().create_future()
         if earlier is not None:  # replaced before it was sent: the newer stands for both
             saved.add_done_callback(partial(_settle_as, earlier))
@@ -148,9 +151,7 @@ class ProgressStream:
         failures = 0
         while True:
             await self._said.wait()
-            batch = list(self._newest.values())[:MAX_PROGRESS_PER_REQUEST]
-            for newest in batch:
-                del self._newest[newest.lease.attempt_id]
+            batch = self._next_batch()
             if not self._newest:
                 self._said.clear()
                 self._urgent.clear()
@@ -178,6 +179,17 @@ class ProgressStream:
                     await self._urgent.wait()
             except TimeoutError:
                 pass  # whatever was said meanwhile goes together
+
+    def _next_batch(self) -> list[_Newest]:
+        """What goes with the next request: as many as it may hold, and not too much."""
+        batch: list[_Newest] = []
+        size = 0
+        for newest in list(self._newest.values())[:MAX_PROGRESS_PER_REQUEST]:
+            size += newest.checkpoint_bytes
+            if batch and size > MAX_REQUEST_BYTES:
+                break
+            batch.append(self._newest.pop(newest.lease.attempt_id))
+        return batch
 
     def _request(self, batch: Sequence[_Newest]) -> ProgressReports:
         return ProgressReports(
@@ -207,6 +219,7 @@ class ProgressStream:
             newer.message = sent.message if newer.message is None else newer.message
             if newer.saved is None:
                 newer.checkpoint, newer.saved = sent.checkpoint, sent.saved
+                newer.checkpoint_bytes = sent.checkpoint_bytes
             elif sent.saved is not None:
                 newer.saved.add_done_callback(partial(_settle_as, sent.saved))
         if self._newest:  # what has no authority any more is told to nobody

@@ -1,5 +1,7 @@
 """Words of user code, as the coordinator can store them."""
 
+from pydantic import ValidationError
+
 
 def storable(value: object, limit: int) -> str:
     """Text without \\u0000 or a lone surrogate, of at most ``limit`` characters. User code gives
@@ -9,4 +11,14 @@ def storable(value: object, limit: int) -> str:
         .encode("utf-8", "replace")
         .decode()
         .replace("\x00", "\N{REPLACEMENT CHARACTER}")[:limit]
+    )
+
+
+def faults_of(error: ValueError) -> str:
+    """What is wrong with a value, on one line and without it: it may be large, or secret."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    return "; ".join(
+        f"{'.'.join(str(part) for part in fault['loc']) or 'the value'}: {fault['msg']}"
+        for fault in error.errors(include_url=False, include_input=False, include_context=False)
     )

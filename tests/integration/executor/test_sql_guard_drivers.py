@@ -21,6 +21,7 @@ from tenure.executor.errors import (
     GuardUnavailable,
     StaleToken,
     TransactionEnded,
+    TransactionNested,
 )
 from tenure.executor.guards.psycopg import AsyncPsycopgGuard, PsycopgGuard
 from tenure.executor.guards.sqlalchemy import SqlAlchemyGuard
@@ -73,6 +74,23 @@ async def test_an_effect_is_written_once_by_whichever_attempt(
         await guard.raise_fence(successor)
         assert not await driver.write(guard, successor, "again")
     assert await receiver.effects(context.task_id) == ["first", "other"]
+
+
+@EVERY_DRIVER
+async def test_a_transaction_within_another_is_told_so_instead_of_waiting_for_it(
+    receiver: Downstream, driver: Driver
+) -> None:
+    context = await attempt(receiver.owner)
+    async with driver.open(receiver.writer_url) as guard:
+
+        async def write_another() -> None:
+            await driver.write(guard, context, "inner", "another row")
+
+        with pytest.raises(TransactionNested):
+            await driver.write(guard, context, "outer", within=write_another)
+        assert await driver.write(guard, context, "outer")
+        await write_another()
+    assert await receiver.effects(context.task_id) == ["outer", "inner"]
 
 
 @pytest.mark.requirement("LEASE-10")

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import sys
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,12 @@ class Answer(BaseModel):
     said: Any = None
 
 
+class Numbered(BaseModel):
+    number: int
+
+
 ASK = TaskType("ask", input=Words, output=Answer)
+NUMBER = TaskType("ask", input=Words, output=Numbered)
 RUN = TaskType("run", input=Words, output=CommandResult)
 
 PROGRAM = f"""#!{sys.executable}
@@ -49,6 +56,8 @@ match sys.argv[1]:
         sys.exit(7)
     case "much":
         print("x" * 100_000)
+    case "secret":
+        print(json.dumps({{"number": "the secret"}}))
     case "nonsense":
         print("no json")
     case "forever":
@@ -186,14 +195,43 @@ async def test_a_program_that_is_not_there_is_said_to_be_so(program: Path) -> No
         ("fail", Reason.COMMAND_FAILED, "exit status 7: the disk is full"),
         ("much", Reason.OUTPUT_INVALID, "4096"),
         ("nonsense", Reason.OUTPUT_INVALID, "no Answer"),
+        ("secret", Reason.OUTPUT_INVALID, "no Numbered: number: Input should be a valid integer"),
     ],
 )
 async def test_what_goes_wrong_is_reported_with_its_last_words(
     program: Path, does: str, reason: str, says: str
 ) -> None:
-    failed = only_fail(await bench(program, does).run(assignment("ask")))
+    task_type = NUMBER if does == "secret" else ASK
+    failed = only_fail(await bench(program, does, task_type=task_type).run(assignment("ask")))
     assert failed.reason == reason
     assert says in failed.message
+    assert "the secret" not in failed.message
+
+
+async def test_a_program_that_cannot_be_read_in_time_has_run_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a file system that does not answer."""
+    path = tmp_path / "program"
+    os.mkfifo(path)
+    app = Executor("commands", version="1")
+    app.command(ASK, str(path), digest="0" * 64, effects="none", time_limit_seconds=3600.0)
+    running = asyncio.create_task(Bench.of(app).run(assignment("ask")))
+    writers: list[int] = []
+
+    def is_read() -> bool:
+        with suppress(OSError):  # nobody reads yet
+            writers.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(writers)
+
+    await eventually(is_read)
+    is_later(monkeypatch, 3600.0)
+    failed = only_fail(await running)
+    os.close(writers[0])
+    assert (failed.reason, failed.message) == (
+        Reason.TIME_LIMIT,
+        "it did not begin within 3600 s",
+    )
 
 
 async def test_an_exit_status_may_be_a_result(program: Path) -> None:

@@ -111,6 +111,15 @@ async def test_a_fraction_that_is_no_number_is_the_callers_fault() -> None:
             stream.note(lease(), [], None)  # type: ignore[arg-type] # the same
 
 
+async def test_many_large_checkpoints_go_in_several_requests() -> None:
+    told = Told()
+    async with streaming(told) as stream:
+        await asyncio.gather(*(stream.save(lease(), "é" * 30_000) for _ in range(100)))
+    sizes = [len(request.model_dump_json()) for request in told.requests]
+    assert max(sizes) < 2_000_000
+    assert sum(len(request.progress) for request in told.requests) == 100
+
+
 async def test_however_often_a_thread_says_it_the_loop_is_called_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

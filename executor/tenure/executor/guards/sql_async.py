@@ -22,6 +22,7 @@ from tenure.executor.guards.sql_common import (
     ConnectionT_co,
     Effect,
     Failure,
+    alone,
     begin_arguments,
     ended_early,
     fence_arguments,
@@ -136,8 +137,9 @@ class AsyncGuard(Generic[ConnectionT_co]):
         Raises StaleToken or AuthorityOver when the receiver refuses, before the body or at the
         commit; OutOfScope; EffectNotWritten when the transaction was lost and nothing was written;
         CommitUnknown when that could not be learned, and repeating it under the same ``operation``
-        tells; GuardNotInstalled; GuardUnavailable; ValueError for an operation that is empty, and
-        for both above 200 characters or with a NUL. Errors of the body's statements pass through.
+        tells; TransactionNested; GuardNotInstalled; GuardUnavailable; ValueError for an operation
+        that is empty, and for both above 200 characters or with a NUL. Errors of the body's
+        statements pass through.
         """
         with context.side_effect(operation, key=key) as begun:
             async with self.step(context, inbox_name(operation, key), begun) as effect:
@@ -149,6 +151,14 @@ class AsyncGuard(Generic[ConnectionT_co]):
     ) -> AsyncIterator[Effect[ConnectionT_co]]:
         """As ``transaction``, for a part of a side effect that was ``begun`` already: it is judged
         by the receiver, under a name of its own in the inbox, and not kept with the attempt."""
+        with alone(self, context, operation):
+            async with self._step(context, operation, begun) as effect:
+                yield effect
+
+    @asynccontextmanager
+    async def _step(
+        self, context: Context[Any], operation: str, begun: SideEffect
+    ) -> AsyncIterator[Effect[ConnectionT_co]]:
         context.check_authority()
         clock = asyncio.get_running_loop().time
         unanswered: Exception | None = None

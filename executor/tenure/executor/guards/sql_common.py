@@ -6,7 +6,9 @@ type and no codec of the application's is asked.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -20,6 +22,7 @@ from tenure.executor.errors import (
     OutOfScope,
     StaleToken,
     TransactionEnded,
+    TransactionNested,
 )
 from tenure.executor.guards.sql_install import quoted
 from tenure.executor.side_effects import SideEffect
@@ -99,6 +102,38 @@ class Calls:
             settle=f"select {name}.tenure_settle({cast(1, 'uuid')}, {cast(2, 'uuid')},"
             f" {text[2]}, {cast(4, 'bigint')})",
         )
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A block of a guard's: each of its transactions holds the task's fence until its end."""
+
+    guard: object
+    task_id: str
+    is_open: bool = True
+
+
+_OPEN: ContextVar[tuple[_Open, ...]] = ContextVar("tenure_guarded_transactions", default=())
+
+
+@contextmanager
+def alone(guard: object, context: Context[Any], operation: str) -> Iterator[None]:
+    """Around a guarded transaction. Raises TransactionNested within another of the same guard and
+    task, also in what that one's block has begun (threads and coroutines that were handed its
+    context variables)."""
+    around = tuple(each for each in _OPEN.get() if each.is_open)
+    if any(each.guard is guard and each.task_id == context.task_id for each in around):
+        raise TransactionNested(
+            f"{operation!r} is begun within another guarded transaction of task"
+            f" {context.task_id}: each would wait for the other.",
+            next_step="Write within the block that is open, or begin this one after its end.",
+        )
+    mine = _Open(guard, context.task_id)
+    _OPEN.set((*around, mine))
+    try:
+        yield
+    finally:
+        mine.is_open = False
 
 
 def fence_arguments(context: Context[Any]) -> tuple[str, ...]:

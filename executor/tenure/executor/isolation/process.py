@@ -151,7 +151,13 @@ async def running(
             )
             leaving = asyncio.create_task(_end_what_is_left(process, exited, transport, hang_up))
             try:
-                enforced = await _began(status_file, declaration, notes)
+                try:
+                    enforced = await _began(status_file, declaration, notes)
+                except RunEnded as error:
+                    if watched.overran():
+                        message = f"it did not begin within {declaration.time_limit_seconds:g} s"
+                        raise RunEnded(Reason.TIME_LIMIT, message) from error
+                    raise
                 yield Child(process, exited, enforced, cgroup, watched.overran)
             finally:
                 leaving.cancel()

@@ -28,6 +28,7 @@ from tenure.executor.isolation.place import Place
 from tenure.executor.isolation.process import Child, running
 from tenure.executor.isolation.shared import Cell
 from tenure.executor.lease import Lease
+from tenure.executor.words import faults_of
 
 SAID_CHARACTERS: Final = 1500
 """Of what a command said on its standard error, kept with the failure."""
@@ -214,7 +215,8 @@ class Sandbox:
             return declared.model_validate(from_json(output))
         except ValueError as error:
             raise RunEnded(
-                Reason.OUTPUT_INVALID, f"what it wrote is no {declared.__name__}: {error}"
+                Reason.OUTPUT_INVALID,
+                f"what it wrote is no {declared.__name__}: {faults_of(error)}",
             ) from error
 
 
@@ -268,7 +270,7 @@ def _answer(declaration: HandlerDeclaration, line: bytes) -> object:
                 return declaration.task_type.output.model_validate_json(to_json(said["output"]))
             except ValueError as error:
                 raise RunEnded(
-                    Reason.OUTPUT_INVALID, f"the output does not fit: {error}"
+                    Reason.OUTPUT_INVALID, f"the output does not fit: {faults_of(error)}"
                 ) from error
         case "fail":
             raise Fail(said["reason"], said["message"])
