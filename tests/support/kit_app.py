@@ -64,6 +64,8 @@ SHIP_UNGUARDED = TaskType("ship-unguarded", input=Order, output=Shipped)
 SHIP_APART = TaskType("ship-apart", input=Order, output=Shipped)
 SHIP_BY_PROGRAM = TaskType("ship-by-program", input=Order, output=Shipped)
 app = Executor("shipper", version="1")
+PATIENCE_SECONDS = 120.0
+"""For what runs in processes of its own: a busy machine starts them slowly."""
 
 
 def _outcome(input: Order, context: Context[Any]) -> Shipped:
@@ -105,7 +107,7 @@ async def ship_unguarded(input: Order, context: Context[Warehouse]) -> Shipped:
     return _outcome(input, context)
 
 
-@app.task(SHIP_APART, effects="none", runs_in="process")
+@app.task(SHIP_APART, effects="none", runs_in="process", max_attempts=2)
 def ship_apart(input: Order, context: Context[None]) -> Shipped:
     """In a process of its own, to a folder that refuses a token which is behind."""
     if input.folder:

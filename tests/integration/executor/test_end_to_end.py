@@ -1,10 +1,6 @@
 """An executor under a real coordinator, with real servers downstream and in between."""
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,7 +20,6 @@ from tenure.executor.guards.sql import SqlGuard
 from tests.support.coordinator import Fleet, fleet
 from tests.support.downstream import Downstream, downstream
 from tests.support.executors import (
-    EXECUTOR_TOKEN,
     Running,
     attempts,
     executing,
@@ -391,100 +386,6 @@ async def test_an_executor_without_handlers_says_so(
     running = Running(Executor("empty", version="1"), settings_of(api, broker, tmp_path))
     with pytest.raises(DeclarationError, match="no handlers"):
         await running.task
-
-
-PROGRAM = """
-import asyncio, sys
-from pydantic import BaseModel
-from structlog.testing import capture_logs
-from tenure.executor import Context, Executor, TaskType
-from tenure.executor.config import load_settings
-from tenure.executor.runner import run
-
-class In(BaseModel):
-    text: str = ""
-
-class Out(BaseModel):
-    text: str
-
-app = Executor("program", version="1")
-
-@app.task(TaskType("wait", input=In, output=Out), effects="idempotent")
-async def wait(input: In, context: Context[None]) -> Out:
-    print("began", flush=True)
-    if input.text == "for ever":
-        await asyncio.Event().wait()
-    return Out(text=input.text)
-
-asyncio.run(run(app, load_settings()))
-"""
-
-
-def start_process(api: Fleet, broker: BrokerSpace, folder: Path) -> subprocess.Popen[str]:
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("TENURE_")},
-        "TENURE_URL": api.coordinator.url,
-        "TENURE_TOKEN": EXECUTOR_TOKEN,
-        "TENURE_BROKER_URL": broker.url,
-        "TENURE_STATE_DIR": str(folder),
-        "TENURE_NODE": "process",
-        "TENURE_COMPARISON_SECONDS": "0.2",
-    }
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-async def end(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Exit code and log of a process that is about to end."""
-    _, log = await asyncio.to_thread(process.communicate)
-    return process.returncode, log
-
-
-async def test_a_process_drains_at_sigterm_and_exits_with_zero(
-    api: Fleet, broker: BrokerSpace, tmp_path: Path
-) -> None:
-    process = start_process(api, broker, tmp_path)
-    try:
-        task_id = await submitted(api, "process", type="wait", input={"text": "x"})
-        assert (await result(api, task_id))["state"] == "delivered"
-        process.send_signal(signal.SIGTERM)
-        code, log = await end(process)
-    finally:
-        process.kill()
-    assert code == 0, log
-    assert '"event": "drained"' in log
-    assert EXECUTOR_TOKEN not in log
-
-
-@pytest.mark.requirement("INC-02")
-async def test_the_work_of_a_killed_process_is_done_by_another_under_a_higher_token(
-    database: FreshDatabase, broker: BrokerSpace, program: Program, tmp_path: Path
-) -> None:
-    terms = {"lease_seconds": 3.0, "clock_tolerance_seconds": 0.1, "node_silence_seconds": 5.0}
-    async with fleet(database, broker, **terms) as api:
-        process = start_process(api, broker, tmp_path)
-        task_id = await submitted(api, "process", type="wait", input={"text": "for ever"})
-        assert process.stdout is not None
-        assert (await asyncio.to_thread(process.stdout.readline)) == "began\n"
-        process.kill()
-        await end(process)
-        program.release.set()
-        async with executing(program.app, settings_of(api, broker, tmp_path)):
-            ended = await result(api, task_id)
-        assert ended["state"] == "delivered"
-        listed = sorted(await attempts(api, task_id), key=lambda each: int(each["ordinal"]))
-        lost, *others, done = listed
-        assert (lost["state"], lost["node_id"]) == ("expired", "process")
-        # Until its silence is noticed the dead process is offered what it cannot take, and on a
-        # busy machine a lease so short may run out under a living one.
-        assert {each["reason"] for each in others} <= {"acceptance_timeout", "lease_expired"}
-        assert (done["state"], done["node_id"]) == ("delivered", "node-1")
-        assert done["fencing_token"] > lost["fencing_token"]
 
 
 @pytest.mark.requirement("LEASE-09")

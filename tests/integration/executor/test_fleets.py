@@ -67,7 +67,7 @@ QUICK = (
     Trial("duplicate"),
     Trial("kill_relay_after_confirm"),
     Trial("reorder"),
-    Trial("zombie", options={"at": "effect"}, lease_seconds=5),
+    Trial("zombie", options={"at": "effect"}, lease_seconds=9),
 )
 SLOW = (
     Trial("expire_lease"),

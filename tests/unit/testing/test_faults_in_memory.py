@@ -8,6 +8,7 @@ from tenure.contract.states import AttemptState, TaskState
 from tenure.executor import AuthorityOver, StaleToken, TaskType
 from tenure.executor.testing import Fleet, MakeFleet, MemoryFleet
 from tests.support.kit_app import (
+    PATIENCE_SECONDS,
     SHIP,
     SHIP_APART,
     SHIP_BY_PROGRAM,
@@ -162,7 +163,7 @@ async def test_a_zombie_gets_through_where_nobody_checks(tenure_fleet: MakeFleet
 async def test_a_zombie_in_a_process_of_its_own_is_refused_by_its_receiver(
     tenure_fleet: MakeFleet, tmp_path: Path
 ) -> None:
-    async with tenure_fleet(app, resources=None) as fleet:
+    async with tenure_fleet(app, resources=None, patience_seconds=PATIENCE_SECONDS) as fleet:
         task = await fleet.submit(SHIP_APART, Order(number=1, folder=str(tmp_path)))
         zombie = await fleet.zombie(task)
         assert isinstance(zombie.raised, StaleToken)
@@ -173,7 +174,7 @@ async def test_a_zombie_in_a_process_of_its_own_is_refused_by_its_receiver(
 async def test_a_zombie_of_a_program_gets_through_where_nobody_checks(
     tenure_fleet: MakeFleet, tmp_path: Path
 ) -> None:
-    async with tenure_fleet(app, resources=None) as fleet:
+    async with tenure_fleet(app, resources=None, patience_seconds=PATIENCE_SECONDS) as fleet:
         task = await fleet.submit(SHIP_BY_PROGRAM, Order(number=1, folder=str(tmp_path)))
         zombie = await fleet.zombie(task)
         assert (zombie.began, zombie.raised) == (True, None)

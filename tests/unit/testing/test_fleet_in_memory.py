@@ -12,6 +12,7 @@ from tenure.executor import Context, Executor, Fail, Scope, TaskType
 from tenure.executor.errors import RunEnded
 from tenure.executor.testing import Fleet, MakeFleet, NotDelivered, NotOpen, Stuck
 from tests.support.kit_app import (
+    PATIENCE_SECONDS,
     SHIP,
     SHIP_APART,
     SHIP_IN_A_THREAD,
@@ -60,7 +61,7 @@ async def test_a_handler_delivers_its_output(
 
 
 async def test_a_process_of_its_own_delivers(tenure_fleet: MakeFleet) -> None:
-    async with tenure_fleet(app, resources=None) as fleet:
+    async with tenure_fleet(app, resources=None, patience_seconds=PATIENCE_SECONDS) as fleet:
         task = await fleet.submit(SHIP_APART, Order(number=3))
         assert (await fleet.result(task)).number == 3
         attempt = (await fleet.story(task)).attempt(1)
@@ -68,7 +69,7 @@ async def test_a_process_of_its_own_delivers(tenure_fleet: MakeFleet) -> None:
 
 
 async def test_what_a_process_of_its_own_ends_with_is_told(tenure_fleet: MakeFleet) -> None:
-    async with tenure_fleet(app, resources=None) as fleet:
+    async with tenure_fleet(app, resources=None, patience_seconds=PATIENCE_SECONDS) as fleet:
         refused = await fleet.submit(SHIP_APART, Order(number=3, fate="fails"))
         broken = await fleet.submit(SHIP_APART, Order(number=3, fate="breaks"))
         await fleet.run_until_idle()
@@ -206,7 +207,7 @@ async def test_a_cancelled_handler_is_ended_and_confirms(tenure_fleet: MakeFleet
 
 async def test_a_handler_that_does_not_end_is_stuck_and_shown(tenure_fleet: MakeFleet) -> None:
     waiting = Waiting()
-    async with tenure_fleet(waiting.app, patience_seconds=0.05) as fleet:
+    async with tenure_fleet(waiting.app, patience_seconds=1.0) as fleet:
         task = await fleet.submit(WAIT, Nothing())
         with pytest.raises(Stuck, match=HANDLER_WAITS):
             await fleet.result(task)
