@@ -4,6 +4,7 @@ and a group whose extra is not installed says so in one line."""
 import os
 import sys
 from importlib.metadata import version as installed_version
+from itertools import count
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from tenure.cli.exits import Exit, UsageError, needs, report, report_fault
@@ -78,12 +79,25 @@ def build_app(words: "Sequence[str]" = ()) -> "App":
 
     The list of commands has a line for each; the one that ``words`` name explains itself.
     """
-    from cyclopts import App, Parameter
+    from cyclopts import App, Group, Parameter
 
     asked = words[0] if words else ""
+    places = count()
+    begin = Group("To begin with", sort_key=1)
+    work = Group("What may run", sort_key=2)
+    events = Group("Events and messages", sort_key=3)
+    run = Group("Processes and their servers", sort_key=4)
+    rest = Group("This command", sort_key=5)
 
-    def add(target: str, name: str, line: str) -> None:
-        app.command(f"{GROUPS}{target}", name=name, help=None if name == asked else line)
+    def add(group: Group, target: str, name: str, line: str) -> None:
+        line_of_list = None if name == asked else line
+        app.command(
+            f"{GROUPS}{target}",
+            name=name,
+            help=line_of_list,
+            group=group,
+            sort_key=next(places),
+        )
 
     app = App(
         name="tenure",
@@ -96,40 +110,44 @@ def build_app(words: "Sequence[str]" = ()) -> "App":
         suppress_keyboard_interrupt=False,
         default_parameter=Parameter(negative_iterable=(), show_default=_default_to_show),
     )
-    app.command(show_version, name="version")
-    add("tasks:submit", "submit", "Make a task; --wait prints its output.")
-    add("tasks:app", "task", "See tasks, and cancel, hold, release and retry them.")
-    add("why:why", "why", "Say why a task is not running.")
-    add("nodes:app", "node", "See the executors' processes; drain and quarantine them.")
-    add("policy:app", "policy", "See and set the terms of leases.")
-    add("programs:profiles", "profile", "See and register workload profiles.")
-    add("programs:executables", "executable", "See and withdraw the programs of nodes.")
-    add("tenants:app", "tenant", "See and state what tenants may use.")
-    add("flow:pause", "pause", "Let nothing of a scope begin any more.")
-    add("flow:resume", "resume", "Let a paused scope begin again.")
-    add("flow:pauses", "pauses", "See what is paused.")
-    add("limits:app", "limit", "See and set how many tasks run at once, or start in a time.")
-    add("authority:app", "authority", "See who decides, and whether it may.")
-    add("authority:recover", "recover", "Make a restored database the authority.")
-    add("intake:app", "intake", "See what was enqueued.")
-    add("subscriptions:app", "subscription", "See and state which events reach which queue.")
-    add("topology:app", "topology", "Compare the broker with what must be on it.")
-    add("dead_letters:app", "dead-letter", "See what queues gave up, and send it again.")
-    add("outbox:app", "outbox", "See how far publishing is, and publish once more.")
-    add("retention:app", "retention", "See and set how long what has ended is kept.")
-    add("up:up", "up", "Run a whole local stack until Ctrl-C.")
-    add("chaos.command:chaos", "chaos", "Try an executor under kills and poisoned wires.")
-    add("processes:coordinator", "coordinator", "Run a coordinator.")
-    add("processes:relay", "relay", "Run a relay.")
-    add("processes:executor", "executor", "Run an executor.")
-    add("consumers:app", "consumer", "Run a consumer of events; see what it keeps.")
-    add("migrate:app", "migrate", "Bring the database up to date.")
-    add("verify:verify", "verify", "Find what breaks an invariant in the database.")
-    add("config:app", "config", "Check and show settings.")
-    add("doctor:doctor", "doctor", "Say what is wrong, and what to do.")
-    add("guard:app", "guard", "What guarded receivers need; whether they refuse.")
+    add(begin, "up:up", "up", "Run a whole local stack until Ctrl-C.")
+    add(begin, "tasks:submit", "submit", "Make a task; --wait prints its output.")
+    add(begin, "tasks:app", "task", "See tasks, and cancel, hold, release and retry them.")
+    add(begin, "why:why", "why", "Say why a task is not running.")
+    add(begin, "nodes:app", "node", "See the executors' processes; drain and quarantine them.")
+    add(begin, "processes:executor", "executor", "Run an executor.")
+    add(begin, "doctor:doctor", "doctor", "Say what is wrong, and what to do.")
+    add(work, "tenants:app", "tenant", "See and state what tenants may use.")
+    add(work, "programs:profiles", "profile", "See and register workload profiles.")
+    add(work, "programs:executables", "executable", "See and withdraw the programs of nodes.")
+    add(work, "policy:app", "policy", "See and set the terms of leases.")
+    add(work, "flow:pause", "pause", "Let nothing of a scope begin any more.")
+    add(work, "flow:resume", "resume", "Let a paused scope begin again.")
+    add(work, "flow:pauses", "pauses", "See what is paused.")
+    add(work, "limits:app", "limit", "See and set how many tasks run at once, or start in a time.")
+    add(work, "retention:app", "retention", "See and set how long what has ended is kept.")
+    add(
+        events, "subscriptions:app", "subscription", "See and state which events reach which queue."
+    )
+    add(events, "consumers:app", "consumer", "Run a consumer of events; see what it keeps.")
+    add(events, "dead_letters:app", "dead-letter", "See what queues gave up, and send it again.")
+    add(events, "intake:app", "intake", "See what was enqueued.")
+    add(events, "outbox:app", "outbox", "See how far publishing is, and publish once more.")
+    add(events, "topology:app", "topology", "Compare the broker with what must be on it.")
+    add(run, "processes:coordinator", "coordinator", "Run a coordinator.")
+    add(run, "processes:relay", "relay", "Run a relay.")
+    add(run, "migrate:app", "migrate", "Bring the database up to date.")
+    add(run, "config:app", "config", "Check and show settings.")
+    add(run, "verify:verify", "verify", "Find what breaks an invariant in the database.")
+    add(run, "authority:app", "authority", "See who decides, and whether it may.")
+    add(run, "authority:recover", "recover", "Make a restored database the authority.")
+    add(run, "guard:app", "guard", "What guarded receivers need; whether they refuse.")
+    add(run, "chaos.command:chaos", "chaos", "Try an executor under kills and poisoned wires.")
+    app.command(show_version, name="version", group=rest, sort_key=next(places))
     line = "Let the shell complete commands and options."
-    add("completion:install", "--install-completion", line)
+    add(rest, "completion:install", "--install-completion", line)
+    for name in ("--help", "--version"):
+        app[name].group = rest
     return app
 
 

@@ -77,7 +77,8 @@ def _why_backlog(output: str) -> None:
     if output == "json":
         print_json(found)
         return
-    print(f"{found.waiting} tasks wait for a node, {found.not_before} for their time")
+    wait = "task waits" if found.waiting == 1 else "tasks wait"
+    print(f"{found.waiting} {wait} for a node, {found.not_before} for their time")
     for group in found.groups:
         print(
             f"\n{group.tasks} of type {group.type}, the oldest of {ago(group.oldest)},"

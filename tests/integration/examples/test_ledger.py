@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import signal
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,13 @@ import pytest
 
 from ledger import order, prepare
 from tenure.cli.drills.strikes import Act, Strike
+from tenure.cli.local import processes
 from tenure.contract.faultpoints import FaultPoint
 from tenure.contract.ids import DEFAULT_TENANT
 from tenure.coordinator.store import applications
 from tests.support.armed import died, reached, stopped
 from tests.support.coordinator import TOKENS, Fleet, fleet
-from tests.support.examples import STRIKE, executor_process, quarantine
+from tests.support.examples import EXAMPLES, STRIKE, executor_process, quarantine
 from tests.support.executors import attempts, result
 from tests.support.isolation import BrokerSpace, FreshDatabase
 from tests.support.sessions import session
@@ -111,6 +113,25 @@ async def test_what_is_ordered_is_booked_and_the_books_add_up_to_nothing(
         "sum": "0.00",
     }
     await assert_booked_once(database, 3)
+
+
+async def test_one_command_starts_all_of_it_and_ends_what_it_started(tmp_path: Path) -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
+    code, said = await processes.run(
+        [sys.executable, "-m", "ledger.run"],
+        environment=kept | {"PYTHONPATH": str(EXAMPLES)},
+        directory=tmp_path,
+    )
+    assert code == 0, said
+    assert said.splitlines()[:2] == ["starting a local stack", "starting the bookkeeper"]
+    assert "rent -> cash 600.00: insufficient-funds" in said
+    assert "sum            0.00" in said
+    assert not (tmp_path / ".tenure" / "connection.json").exists()
+    assert [
+        pid
+        for pid in processes.all_pids()
+        if str(tmp_path) in " ".join(processes.command_line(pid))
+    ] == []
 
 
 @pytest.mark.requirement("LEASE-10")

@@ -192,10 +192,21 @@ def test_no_help_names_an_option_or_a_default_that_nobody_would_give(
         for noise in ("--empty-", "[default: ()]", "[default: False]"):
             assert noise not in said, words
         assert not re.search(r"--no-(?!t-before|broker)", said), words
-        commands = said.partition("─ Commands ")[2].partition("╰")[0]
-        left += [
-            [*words, name] for name in re.findall(r"^│ ([a-z][a-z-]*)", commands, re.MULTILINE)
-        ]
+        for title, panel in re.findall(r"^╭─ (.+?) ─+╮\n(.*?)^╰", said, re.MULTILINE | re.DOTALL):
+            if title not in ("Parameters", "Arguments"):
+                names = re.findall(r"^│ ([a-z][a-z-]*)", panel, re.MULTILINE)
+                left += [[*words, name] for name in names]
+
+
+def test_the_list_of_commands_begins_with_those_to_begin_with(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["--help"]) == Exit.DONE
+    said = capsys.readouterr().out
+    titles = re.findall(r"^╭─ (.+?) ─+╮$", said, re.MULTILINE)
+    assert titles[0] == "To begin with"
+    assert "Commands" not in titles  # where what has no group would be
+    assert re.findall(r"^│ ([a-z]+)", said, re.MULTILINE)[0] == "up"
 
 
 def test_help_of_a_command_says_more_than_the_list_of_commands(
