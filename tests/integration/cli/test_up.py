@@ -178,6 +178,9 @@ async def test_a_stack_serves_drains_and_finds_its_data_again(ups: list[Up]) -> 
     assert task_id in {task["task_id"] for task in tasks}
     assert {row["state"] for row in await up.read("migrate", "status")} == {"applied"}
 
+    verdicts = {one["check"]: one["verdict"] for one in await up.read("doctor")}
+    assert verdicts["executor token"] == "ok"
+
     # A second one in the same folder is noticed and disturbs nothing.
     code, _, err = await up.run("up")
     assert code == Exit.SETUP
@@ -193,6 +196,8 @@ async def test_a_stack_serves_drains_and_finds_its_data_again(ups: list[Up]) -> 
     (up.folder / "go").touch()
     assert await ending == 0
     assert up.owned() == []
+    # That was no refusal in the log, which would look as if something were wrong.
+    assert not [line for line in up.lines if "forbidden_role" in line]
     assert "stopped" in up.lines[-1]
 
     await up.start()
