@@ -59,8 +59,8 @@ sigterms: install system-deps ## End executors by SIGTERM at 200 random instants
 	@TENURE_TEST_SIGTERMS=200 TENURE_TEST_SEED=$(or $(SEED),7) $(BIN)/python -m pytest tests/chaos/test_sigterms.py --timeout 1800 $(ARGS)
 
 .PHONY: test-kit
-test-kit: install system-deps ## Do every fault of the testing kit in memory and on real servers, and compare
-	@TENURE_TEST_KIT=all $(BIN)/python -m pytest tests/unit/testing tests/integration/executor/test_fleets.py $(ARGS)
+test-kit: install system-deps ## Do every fault of the testing kit in memory and on real servers, and compare, some minutes
+	@TENURE_TEST_KIT=all $(BIN)/python -m pytest tests/unit/testing tests/integration/executor/test_fleets.py tests/integration/examples/test_their_own_tests.py $(ARGS)
 
 .PHONY: explore
 explore: install ## Explore larger worlds of decisions than the tests do, some minutes
