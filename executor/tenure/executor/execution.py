@@ -34,8 +34,8 @@ class Execution:
     raw_input: Any = None
     input: BaseModel | None = None
     output: object = None
-    handler: asyncio.Task[object] | None = None
-    handler_began_at: float = 0.0  # by the loop's clock
+    handler: asyncio.Task[object] | None = None  # before it, whatever raises the fences
+    handler_began_at: float | None = None  # by the loop's clock
     suspect: bool = False  # attempts of the task were lost: it runs alone
     lost: str | None = None  # why its authority was over before its end was applied, once noticed
     enforced: Enforcement | None = None

@@ -248,17 +248,25 @@ class Pipeline:
 
     async def _raise_fences(self, execution: Execution) -> Ending | None:
         """Shut older attempts out of every receiver before the handler has control (LEASE-10)."""
-        context = _present(execution.context)
         if execution.declaration.guards is None:
             return None
-        try:
-            for guard in execution.declaration.guards(context.resources):
-                await self._raise_fence(guard, execution, context)
-        except AuthorityError as error:
+        # A receiver that does not answer at all is ended as a handler is: by the watchdog, by a
+        # cancellation, by the limit of a drain.
+        raising = execution.handler = asyncio.create_task(self._raise_each(execution))
+        await _ended(raising)
+        if raising.cancelled():
+            if execution.stop is not None:
+                return self._stopped(execution)
+            return self._failed(execution, Reason.HANDLER_FAILED, "a guard cancelled itself")
+        error = raising.exception()
+        if isinstance(error, AuthorityError):
             return self._authority_lost(execution, error)
-        except Exception as error:  # noqa: BLE001 - user code and its receivers: any error is theirs
-            return self._handler_failed(execution, error)
-        return None
+        return None if error is None else self._handler_failed(execution, error)
+
+    async def _raise_each(self, execution: Execution) -> None:
+        context = _present(execution.context)
+        for guard in _present(execution.declaration.guards)(context.resources):
+            await self._raise_fence(guard, execution, context)
 
     async def _raise_fence(self, guard: Guard, execution: Execution, context: Context[Any]) -> None:
         failures = 0

@@ -179,7 +179,10 @@ class Work:
             if execution.stop is None and lease.may_act() and self._overran(execution, now):
                 self._give_up(execution, lease, now)
             # What goes on without authority, of itself or by its declaration, makes evidence only.
-            kept_aside = execution.declaration.on_authority_loss == "isolate"
+            kept_aside = (
+                execution.declaration.on_authority_loss == "isolate"
+                and execution.handler_began_at is not None
+            )
             if lease.may_act():
                 pause = min(pause, lease.remaining_seconds())
             else:
@@ -193,8 +196,10 @@ class Work:
 
     def _overran(self, execution: Execution, now: float) -> bool:
         """Whether it goes on although it was cancelled at its time limit a while ago."""
-        limit = execution.declaration.time_limit_seconds
-        return limit is not None and now >= execution.handler_began_at + limit + NUDGE_SECONDS
+        limit, began_at = execution.declaration.time_limit_seconds, execution.handler_began_at
+        if limit is None or began_at is None:
+            return False
+        return now >= began_at + limit + NUDGE_SECONDS
 
     def _give_up(self, execution: Execution, lease: Lease, now: float) -> None:
         """A lease that is renewed for as long as a handler likes would keep its task from ever

@@ -279,3 +279,39 @@ async def test_a_receiver_that_stays_away_is_given_up_when_the_authority_is_over
     b = Bench(echo, effects="guarded", guards=lambda _: [Away()])
     assert await b.run() == [], "the lease has run out; the coordinator knows"
     assert b.clock.now == 30_000_000
+
+
+class Silent:
+    """A receiver that takes what it is told and never answers."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def raise_fence(self, context: Context[Any]) -> None:
+        self.asked.set()
+        await asyncio.Event().wait()
+
+
+@pytest.mark.requirement("LEASE-09")
+async def test_a_receiver_that_never_answers_is_left_at_the_end_of_authority() -> None:
+    silent = Silent()
+    b = Bench(echo, effects="guarded", guards=lambda _: [silent], on_authority_loss="isolate")
+    watchdog = asyncio.create_task(b.work.watch())
+    b.work.start(assignment())
+    await silent.asked.wait()
+    b.clock.pass_seconds(29.0)
+    b.work.look_again()
+    await b.work.idle()
+    watchdog.cancel()
+    assert [report.kind for report in b.reports.sent] == ["take"]
+
+
+async def test_a_receiver_that_never_answers_keeps_no_cancelled_task() -> None:
+    silent = Silent()
+    b = Bench(echo, effects="guarded", guards=lambda _: [silent])
+    given = assignment()
+    b.work.start(given)
+    await silent.asked.wait()
+    b.work.cancel(given.attempt_id)
+    await b.work.idle()
+    assert [report.kind for report in b.reports.sent] == ["take", "cancel_received", "cancelled"]

@@ -1,6 +1,7 @@
 """Handlers in processes of their own: killed as a group, held to limits, without credentials."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -19,8 +20,10 @@ from tenure.executor import Limits, Resources, TaskType
 from tenure.executor.core.intake import Assignment
 from tenure.executor.errors import DeclarationError
 from tenure.executor.isolation.place import Account, Place
+from tenure.executor.isolation.sandbox import _copy
+from tenure.executor.isolation.shared import Cell
 from tenure.executor.work import Work
-from tests.support.attempts import assignment
+from tests.support.attempts import HandClock, assignment, lease
 from tests.support.isolated_app import Done, Job, work
 from tests.support.later import is_later
 from tests.support.pipeline_bench import Bench, only_fail
@@ -270,3 +273,26 @@ async def test_what_the_lease_does_not_permit_is_refused_in_the_process_too(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run processes as somebody else")
 def test_an_account_is_found_by_its_name() -> None:
     assert Account.named("nobody").uid != 0
+
+
+@pytest.mark.requirement("LEASE-09")
+def test_a_pause_of_the_executor_lengthens_nothing_that_it_tells_a_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is stopped after it has seen how much is left, and before it has written that down."""
+    clock = HandClock(1_000_000_000)
+    given = lease(clock, remaining_seconds=31.0, tolerance_seconds=1.0)
+    monkeypatch.setattr("tenure.executor.isolation.shared.shared_now", clock)
+    monkeypatch.setattr("tenure.executor.isolation.sandbox.shared_now", clock)
+    remaining = given.remaining_seconds
+
+    def seen_and_stopped() -> float:
+        seen = remaining()
+        clock.pass_seconds(20.0)
+        return seen
+
+    monkeypatch.setattr(given, "remaining_seconds", seen_and_stopped)
+    with contextlib.closing(Cell.new()) as cell:
+        _copy(given, cell)
+        deadline = cell.read()[0]
+    assert deadline == 1_000_000_000 + 30_000_000

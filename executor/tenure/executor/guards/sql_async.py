@@ -125,6 +125,9 @@ class AsyncGuard(Generic[ConnectionT_co]):
                 failure = link.failure(error)
                 await self._abandon(link)
                 raise of_statement(failure, context) from error
+            except BaseException:
+                await self._abandon(link)
+                raise
 
     @asynccontextmanager
     async def transaction(

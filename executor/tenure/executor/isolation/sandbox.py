@@ -26,7 +26,7 @@ from tenure.executor.errors import AuthorityOver, Fail, OutOfScope, Retry, RunEn
 from tenure.executor.isolation.deadlines import Deadlines
 from tenure.executor.isolation.place import Place
 from tenure.executor.isolation.process import Child, running
-from tenure.executor.isolation.shared import Cell
+from tenure.executor.isolation.shared import Cell, shared_now
 from tenure.executor.lease import Lease
 from tenure.executor.words import faults_of
 
@@ -221,7 +221,9 @@ class Sandbox:
 
 
 def _copy(lease: Lease, cell: Cell) -> None:
+    now = shared_now()
     cell.write(
+        now=now,
         remaining_seconds=lease.remaining_seconds(),
         expires_at=lease.expires_at,
         ended=lease.ended is not None,

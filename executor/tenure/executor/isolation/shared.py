@@ -45,9 +45,12 @@ class Cell:
             file.flush()
             return cls(os.dup(file.fileno()))
 
-    def write(self, *, remaining_seconds: float, expires_at: datetime, ended: bool) -> None:
-        """The authority as it is now."""
-        deadline = shared_now() + int(remaining_seconds * 1_000_000)
+    def write(
+        self, *, now: int, remaining_seconds: float, expires_at: datetime, ended: bool
+    ) -> None:
+        """The authority as it is. ``now`` is read before what remains: a pause of whoever writes
+        between the two must not lengthen it (LEASE-09)."""
+        deadline = now + int(remaining_seconds * 1_000_000)
         self._ended = int(ended or self._ended)
         end = (expires_at - _EPOCH) // _MICROSECOND
         self._put(0 if self._ended else deadline, end)
