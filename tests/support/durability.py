@@ -15,7 +15,7 @@ from tenure.cli.local.rabbitmq import PrivateRabbitmq
 async def queue_is_on_disk(server: PrivateRabbitmq, queue: str, *, vhost: str = "tenure") -> None:
     """Return once a kill no longer loses this quorum queue. Raises TimeoutError."""
     wanted = f"{vhost}_{queue}".encode()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while True:
             files = (server.directory / "mnesia").glob("*/quorum/*/names.dets")
             if any(wanted in path.read_bytes() for path in files):

@@ -12,7 +12,7 @@ import pytest
 
 from tenure.cli.exits import Exit
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)  # as long as the demo gives itself
 
 
 async def start_demo(folder: Path, temporary: Path, *words: str) -> asyncio.subprocess.Process:
