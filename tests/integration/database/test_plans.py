@@ -32,7 +32,7 @@ LARGE = (
     "log_p000001",
     "intake",
 )
-ROWS = 50_000
+ROWS = 20_000
 GROWTH = f"""
     create temporary table grown as
         select n, gen_random_uuid() as id from generate_series(1, {ROWS}) n;
