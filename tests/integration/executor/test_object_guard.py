@@ -1,6 +1,7 @@
 """Of all attempts of a task one commits its outputs, and readers see these alone (LEASE-10)."""
 
 import asyncio
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,15 @@ from obstore.store import LocalStore
 
 from tenure.cli.chaos.toxic import CutNow, toxic
 from tenure.contract.ids import TaskId
+from tenure.contract.scope import Scope
 from tenure.executor.context import Context
-from tenure.executor.errors import AuthorityOver, EffectConflict, GuardUnavailable, StaleToken
+from tenure.executor.errors import (
+    AuthorityOver,
+    EffectConflict,
+    GuardUnavailable,
+    OutOfScope,
+    StaleToken,
+)
 from tenure.executor.guards.objects import (
     ObjectGuard,
     Outputs,
@@ -21,6 +29,7 @@ from tenure.executor.guards.objects import (
     read,
     resolve,
 )
+from tenure.executor.scope import GrantedScope
 from tests.support.leases import attempt
 from tests.support.s3 import S3Server
 
@@ -200,6 +209,83 @@ async def test_readers_notice_what_was_not_delivered(guard: ObjectGuard, store: 
     obstore.delete(store, entry.key)
     with pytest.raises(OutputsDamaged):
         await read(store, entry)
+
+
+@pytest.mark.requirement("LEASE-11")
+async def test_readers_take_no_outputs_that_the_lease_does_not_permit(
+    guard: ObjectGuard, store: Any
+) -> None:
+    """Whoever wrote them did not look at a scope; the reader has it from the authority."""
+    scope = GrantedScope(Scope(operations=("outputs",), objects=("orders/{id}",)), {"id": 17})
+    references = {}
+    for key in ("orders/17", "orders/18", ""):
+        async with guard.outputs(attempt(), key=key) as outputs:
+            await outputs.put("a.bin", key.encode())
+        references[key] = outputs.reference
+    assert (await resolve(store, references["orders/17"], scope=scope)).target == "orders/17"
+    for key in ("orders/18", ""):
+        with pytest.raises(OutOfScope):
+            await resolve(store, references[key], scope=scope)
+        assert (await resolve(store, references[key])).target == key
+    other = GrantedScope(Scope(operations=("images",)), {})
+    with pytest.raises(OutOfScope):
+        await resolve(store, references["orders/17"], scope=other)
+
+
+async def test_readers_take_no_outputs_of_another_task(guard: ObjectGuard, store: Any) -> None:
+    context = attempt()
+    own = await write(guard, context, a=b"own")
+    another = await write(guard, attempt(), a=b"another")
+    assert (await resolve(store, own, task_id=context.task_id)).task_id == context.task_id
+    with pytest.raises(OutputsDamaged, match="another task"):
+        await resolve(store, another, task_id=context.task_id)
+    with pytest.raises(OutputsDamaged, match="another task"):
+        await guard.prune(TaskId(context.task_id), another)
+    assert await content(store, own) == {"a.bin": b"own"}, "nothing was deleted"
+
+
+async def test_readers_take_no_manifest_that_reaches_out_of_its_attempt_s_keys(
+    guard: ObjectGuard, store: Any
+) -> None:
+    """Made up by a program that may write to the bucket, and delivered by a handler."""
+    context = attempt()
+    reference = await write(guard, context, a=b"own")
+    manifest = await resolve(store, reference)
+    (own,) = manifest.entries
+    (foreign,) = (await resolve(store, await write(guard, attempt(), a=b"another"))).entries
+    folder = own.key.rpartition("/")[0]
+    commits = reference.key.removesuffix(f"outputs/{context.fencing_token:016d}")
+    made_up = {
+        "no manifest": ("images", Seal(sealed_by=1).model_dump_json().encode()),
+        "another token's": ("images", manifest.to_bytes()),
+    }
+    for number, entry in enumerate(
+        (
+            foreign,
+            own.model_copy(update={"key": f"{folder}/b.bin"}),
+            own.model_copy(update={"key": f"{folder}/../b.bin", "name": "../b.bin"}),
+            own.model_copy(update={"key": own.key.replace("/data/", "/files/")}),
+        )
+    ):
+        forged = manifest.model_copy(update={"operation": f"op{number}", "entries": (entry,)})
+        made_up[f"entry {number}"] = (f"op{number}", forged.to_bytes())
+    for what, (operation, said) in made_up.items():
+        key = f"{commits}{operation}/{context.fencing_token:016d}"
+        obstore.put(store, key, said)
+        assert await damaged(store, key, said), what
+    empty = manifest.model_copy(update={"operation": "empty", "entries": ()}).to_bytes()
+    key = f"{commits}empty/{context.fencing_token:016d}"
+    obstore.put(store, key, empty)
+    assert not await damaged(store, key, empty)
+
+
+async def damaged(store: Any, key: str, said: bytes) -> bool:
+    """Whether a reader takes what is under the key, and was delivered, for no manifest."""
+    try:
+        await resolve(store, Reference(key=key, sha256=hashlib.sha256(said).hexdigest()))
+    except OutputsDamaged:
+        return True
+    return False
 
 
 async def test_what_other_attempts_left_is_pruned_and_what_was_delivered_stays(

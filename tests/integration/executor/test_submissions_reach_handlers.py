@@ -1,6 +1,7 @@
 """What a submission says reaches the handler: the scope that it narrows to, and its trace."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.support.enqueueing import application, enqueue
 from tests.support.executors import executing, registered, result, settings_of
 from tests.support.isolated_app import Done, Job, work
 from tests.support.isolation import BrokerSpace, FreshDatabase
+from tests.support.repository import REPOSITORY
 from tests.support.sessions import session
 
 TRACE = "00-5f0c9a1e7d3b48269c41d0e2f7a8b613-4e1d9c20b7a35f68-01"
@@ -75,6 +77,28 @@ async def test_a_scope_reads_the_input_as_it_was_submitted_wherever_the_handler_
         task_id = await api.submit(type=type_name, input={"do": "scope", "rate": 17}, scope=scope)
         said = (await result(api, task_id))["output"]["said"]
         assert json.loads(said)["input"] == {"rate": "17"}, type_name
+
+
+@pytest.mark.requirement("LEASE-11")
+async def test_a_reader_of_outputs_learns_the_scope_from_what_is_shown_of_the_task(
+    api: Fleet,
+) -> None:
+    """By what ``docs/guards.md`` shows."""
+    page = (REPOSITORY / "docs" / "guards.md").read_text(encoding="utf-8")
+    (program,) = re.findall(
+        r"^```python\n(# permitted\.py\n.*?)^```$", page, re.MULTILINE | re.DOTALL
+    )
+    shows: dict[str, Any] = {}
+    exec(program, shows)
+    for scope in (None, {"operations": ["write"], "objects": ["{path}"]}):
+        task_id = await api.submit(
+            type="here", input=ORDER_17, **({"scope": scope} if scope else {})
+        )
+        await result(api, task_id)
+        found = shows["permitted"](await shown(api, task_id), ORDER_17)
+        assert found.permits("write", "orders/17")
+        assert not found.permits("write", "payments/17")
+        assert found.permits("read", "orders/18") is (scope is None)
 
 
 @pytest.mark.requirement("LEASE-11")

@@ -26,7 +26,6 @@ the extra ``objects``.
 import asyncio
 import hashlib
 import json
-import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -53,7 +52,11 @@ from tenure.executor.guards.object_manifest import (
     OutputsDamaged,
     Reference,
     Seal,
+    check_place,
+    checked_name,
+    folders,
 )
+from tenure.executor.scope import GrantedScope
 
 Store: TypeAlias = ObjectStore
 
@@ -78,7 +81,6 @@ __all__ = [
 ]
 
 DEFAULT_OPERATION: Final = "outputs"
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,200}(/[A-Za-z0-9._-]{1,200})*")
 _ERRORS: Final = (BaseError, OSError)
 _EXISTS: Final = (AlreadyExistsError, StorePreconditionError)
 
@@ -95,8 +97,8 @@ class ObjectGuard:
         operations: Sequence[str] = (DEFAULT_OPERATION,),
     ) -> None:
         self._store = store
-        self._prefix = _checked(prefix)
-        self._operations = tuple(_checked(operation) for operation in operations)
+        self._prefix = checked_name(prefix)
+        self._operations = tuple(checked_name(operation) for operation in operations)
 
     async def raise_fence(self, context: Context[Any]) -> None:
         """Shut every older attempt of the task out, before the handler begins.
@@ -139,7 +141,7 @@ class ObjectGuard:
         block. Errors of the body pass through, and nothing is committed.
         """
         async with context.side_effect(operation, key=key):
-            outputs = await asyncio.to_thread(self._begin, context, operation)
+            outputs = await asyncio.to_thread(self._begin, context, operation, key)
             yield outputs
             if not outputs.already_done:
                 context.check_authority()
@@ -151,13 +153,13 @@ class ObjectGuard:
     ) -> Iterator["Outputs"]:
         """As ``outputs``, for handlers in threads: use ``put_now`` in it."""
         with context.side_effect(operation, key=key):
-            outputs = self._begin(context, operation)
+            outputs = self._begin(context, operation, key)
             yield outputs
             if not outputs.already_done:
                 context.check_authority()
                 outputs.commit_now()
 
-    def _begin(self, context: Context[Any], operation: str) -> "Outputs":
+    def _begin(self, context: Context[Any], operation: str, target: str) -> "Outputs":
         if operation not in self._operations:
             raise ValueError(f"operations={self._operations} of the guard lack {operation!r}")
         folder = self._folder(context.task_id)
@@ -167,15 +169,17 @@ class ObjectGuard:
                 self._seal(context, key)
                 earlier = _read(self._store, key)
                 if _sealed_by(earlier) is None:
-                    return Outputs(self._store, context, folder, operation, _named(key, earlier))
-            own = f"{folder}/commits/{operation}/{_token(context.fencing_token)}"
+                    return Outputs(
+                        self._store, context, folder, operation, target, _named(key, earlier)
+                    )
+            own = folders(folder, context.fencing_token, operation)[0]
             content = _read_if_there(self._store, own)
         if content is None:
-            return Outputs(self._store, context, folder, operation)
+            return Outputs(self._store, context, folder, operation, target)
         seal = _sealed_by(content)
         if seal is not None:
             raise _stale(context, seal)
-        return Outputs(self._store, context, folder, operation, _named(own, content))
+        return Outputs(self._store, context, folder, operation, target, _named(own, content))
 
     async def prune(self, task_id: TaskId, keep: Reference | None = None) -> int:
         """Delete what attempts of an ended task left, but for the manifest ``keep`` and its
@@ -189,7 +193,8 @@ class ObjectGuard:
     def _prune(self, task_id: TaskId, keep: Reference | None) -> int:
         kept = set[str]()
         if keep is not None:
-            kept = {keep.key, *(each.key for each in resolve_now(self._store, keep).entries)}
+            manifest = resolve_now(self._store, keep, task_id=task_id)
+            kept = {keep.key, *(each.key for each in manifest.entries)}
         with _reached():
             found = [key for key in listed(self._store, self._folder(task_id)) if key not in kept]
             for start in range(0, len(found), 1000):
@@ -210,12 +215,14 @@ class Outputs:
         context: Context[Any],
         folder: str,
         operation: str,
+        target: str,
         done: Reference | None = None,
     ) -> None:
         self._store = store
         self._context = context
-        self._folder = folder
         self._operation = operation
+        self._target = target
+        self._commit, self._data, self._files = folders(folder, context.fencing_token, operation)
         self._entries: dict[str, Entry] = {}
         self._reference = done
         self.already_done = done is not None
@@ -239,8 +246,7 @@ class Outputs:
     def put_now(self, name: str, data: bytes) -> Entry:
         """As ``put``, in the calling thread."""
         self._context.check_authority()
-        token = _token(self._context.fencing_token)
-        key = f"{self._folder}/data/{token}/{self._operation}/{_checked(name)}"
+        key = f"{self._data}/{checked_name(name)}"
         entry = Entry(name=name, key=key, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
         with _reached():
             if not create(self._store, key, data) and _read(self._store, key) != data:
@@ -260,12 +266,11 @@ class Outputs:
     def put_file_now(self, name: str, path: Path | str) -> Entry:
         """As ``put_file``, in the calling thread."""
         self._context.check_authority()
-        checked, file = _checked(name), Path(path)
+        checked, file = checked_name(name), Path(path)
         digest, size = digest_of_file(file)
         if name in self._entries and self._entries[name].sha256 != digest:
             raise EffectConflict(f"{name!r} of {self._operation!r} is written twice.")
-        token = _token(self._context.fencing_token)
-        key = f"{self._folder}/files/{token}/{self._operation}/{digest}/{checked}"
+        key = f"{self._files}/{digest}/{checked}"
         with _reached():
             written = upload(self._store, key, file, self._context.check_authority)
         if written != digest:
@@ -276,15 +281,15 @@ class Outputs:
 
     def commit_now(self) -> None:
         """Make the objects those of the task, unless a successor has sealed this attempt."""
-        token = self._context.fencing_token
+        key = self._commit
         content = Manifest(
             task_id=self._context.task_id,
             attempt_id=self._context.attempt_id,
-            fencing_token=token,
+            fencing_token=self._context.fencing_token,
             operation=self._operation,
+            target=self._target,
             entries=tuple(self._entries[name] for name in sorted(self._entries)),
         ).to_bytes()
-        key = f"{self._folder}/commits/{self._operation}/{_token(token)}"
         with _reached():
             # The key is there also where this very put was repeated after a lost answer.
             stored = content if create(self._store, key, content) else _read(self._store, key)
@@ -308,13 +313,29 @@ def open_store(url: str) -> Store:
         raise ValueError(f"{url}: {str(error).partition(chr(10))[0]}") from error
 
 
-async def resolve(store: Store, reference: Reference) -> Manifest:
-    """The manifest that a task's output names. Raises OutputsDamaged when there is none, or another
-    one, and GuardUnavailable."""
-    return await asyncio.to_thread(resolve_now, store, reference)
+async def resolve(
+    store: Store,
+    reference: Reference,
+    *,
+    task_id: str | None = None,
+    scope: GrantedScope | None = None,
+) -> Manifest:
+    """The manifest that a task's output names. What lies outside of its attempt's own keys is not
+    taken for it. With ``task_id`` neither is another task's, and with the ``scope`` that the lease
+    of its attempt had, none for an operation or an object that it does not permit (LEASE-11).
+
+    Raises OutputsDamaged when there is none, or another one, OutOfScope, and GuardUnavailable.
+    """
+    return await asyncio.to_thread(resolve_now, store, reference, task_id=task_id, scope=scope)
 
 
-def resolve_now(store: Store, reference: Reference) -> Manifest:
+def resolve_now(
+    store: Store,
+    reference: Reference,
+    *,
+    task_id: str | None = None,
+    scope: GrantedScope | None = None,
+) -> Manifest:
     """As ``resolve``, in the calling thread."""
     with _reached():
         content = _read_if_there(store, reference.key)
@@ -322,7 +343,16 @@ def resolve_now(store: Store, reference: Reference) -> Manifest:
         raise OutputsDamaged(f"{reference.key} is not there.")
     if hashlib.sha256(content).hexdigest() != reference.sha256:
         raise OutputsDamaged(f"{reference.key} is not the manifest that was delivered.")
-    return Manifest.model_validate_json(content)
+    try:
+        manifest = Manifest.model_validate_json(content)
+    except ValidationError:
+        raise OutputsDamaged(f"{reference.key} is no manifest.") from None
+    check_place(manifest, reference.key)
+    if task_id not in (None, manifest.task_id):
+        raise OutputsDamaged(f"{reference.key} is of another task than {task_id}.")
+    if scope is not None:
+        scope.check(manifest.operation, manifest.target)
+    return manifest
 
 
 async def read(store: Store, entry: Entry) -> bytes:
@@ -418,10 +448,3 @@ def _stale(context: Context[Any], seen: int) -> StaleToken:
 
 def _token(token: int) -> str:
     return f"{token:016d}"
-
-
-def _checked(name: str) -> str:
-    """Raises ValueError for what could leave its folder, or that a store would change."""
-    if _NAME.fullmatch(name) is None or any(part in (".", "..") for part in name.split("/")):
-        raise ValueError(f"{name!r} is not made of letters, digits, '.', '_', '-' and slashes")
-    return name
