@@ -34,7 +34,8 @@ async def fitness(api: Fleet, name: str) -> str:
     """What this thing on the broker is. On a busy machine the broker may not answer in time."""
     while (reply := await api.reader.get("/v1/topology")).status_code == 503:
         pass
-    return next(one["fitness"] for one in reply.json()["findings"] if one["name"] == name)
+    findings: dict[str, str] = {one["name"]: one["fitness"] for one in reply.json()["findings"]}
+    return findings[name]
 
 
 async def apply(api: Fleet, *replaced: str) -> None:
