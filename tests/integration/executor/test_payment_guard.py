@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import asyncpg
@@ -341,6 +342,56 @@ def test_a_thread_that_is_to_end_does_not_wait_for_a_gateway_that_is_away(tmp_pa
         guard = BlockingPaymentGuard(Away(), record, receipt=Charge, gateway_deduplicates=True)
         with pytest.raises(CommitUnknown, match="was to end"):
             guard.pay(context, operation="charge", request=ORDER)
+
+
+class Confused:
+    """Takes the money and says so wrongly, or not at all; asked for it, it errs at first."""
+
+    def __init__(self, answer: object, first_word: object) -> None:
+        self.charges: list[str] = []
+        self.asked = 0
+        self._answer, self._first_word = answer, first_word
+
+    def query_now(self, payment_id: str) -> Any:
+        self.asked += 1
+        if self.asked > 1:
+            return Charge(id=payment_id, cents=ORDER.cents, number=1)
+        return _said(self._first_word)
+
+    def act_now(self, payment_id: str, request: Order) -> Any:
+        self.charges.append(payment_id)
+        return _said(self._answer)
+
+    async def query(self, payment_id: str) -> Any:
+        return self.query_now(payment_id)
+
+    async def act(self, payment_id: str, request: Order) -> Any:
+        return self.act_now(payment_id, request)
+
+
+def _said(what: object) -> object:
+    if isinstance(what, Exception):
+        raise what
+    return what
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "thread"])
+@pytest.mark.parametrize("answer", [ConnectionError("lost"), None, {"id": "1"}], ids=repr)
+@pytest.mark.parametrize("first_word", [Declined("who are you?"), "paid"], ids=repr)
+async def test_only_what_was_sent_is_declined_and_only_a_receipt_is_an_answer(
+    tmp_path: Path, kind: str, answer: object, first_word: object
+) -> None:
+    confused, context = Confused(answer, first_word), first()
+    blocking = SimpleNamespace(query=confused.query_now, act=confused.act_now)
+    how: Any = {"receipt": Charge, "gateway_deduplicates": True}
+    what: Any = {"operation": "charge", "request": ORDER}
+    with contextlib.closing(SqlitePayments(tmp_path / "payments")) as record:
+        if kind == "coroutine":
+            charge = await PaymentGuard(confused, record, **how).pay(context, **what)
+        else:
+            guard = BlockingPaymentGuard(blocking, record, **how)
+            charge = await asyncio.to_thread(lambda: guard.pay(context, **what))
+    assert (charge.id, len(confused.charges), confused.asked) == (confused.charges[0], 1, 2)
 
 
 async def test_a_record_that_is_lost_costs_a_question(once: Process, tmp_path: Path) -> None:

@@ -96,13 +96,13 @@ class PaymentGuard(Generic[RequestT, ReceiptT]):
                         course.told(await self._gateway.query(effect.id))
                     else:
                         course.sending()
-                        course.told(await self._gateway.act(effect.id, request))
-                except Declined as declined:
-                    outcome = course.declined(declined.reason)
-                    await self._record.settle(context, effect, outcome)
-                    raise
-                except Exception as error:  # noqa: BLE001 - the gateway's: whatever, no answer
-                    await asyncio.sleep(course.unanswered(error))
+                        course.done(await self._gateway.act(effect.id, request))
+                except Exception as error:
+                    if step is Step.ACT and isinstance(error, Declined):
+                        outcome = course.declined(error.reason)
+                        await self._record.settle(context, effect, outcome)
+                        raise
+                    await asyncio.sleep(course.unanswered(error))  # whatever it is, no answer
             if course.outcome is not None:
                 await self._record.settle(context, effect, course.outcome)
             return course.receipt
@@ -149,12 +149,12 @@ class BlockingPaymentGuard(Generic[RequestT, ReceiptT]):
                         course.told(self._gateway.query(effect.id))
                     else:
                         course.sending()
-                        course.told(self._gateway.act(effect.id, request))
-                except Declined as declined:
-                    outcome = course.declined(declined.reason)
-                    self._record.settle_now(context, effect, outcome)
-                    raise
+                        course.done(self._gateway.act(effect.id, request))
                 except Exception as error:
+                    if step is Step.ACT and isinstance(error, Declined):
+                        outcome = course.declined(error.reason)
+                        self._record.settle_now(context, effect, outcome)
+                        raise
                     if context.wait_cancelled(course.unanswered(error)):
                         raise course.unknown("was not answered before it was to end") from error
             if course.outcome is not None:

@@ -163,8 +163,16 @@ class Course(Generic[ReceiptT]):
         """From here on it may have been sent: whatever comes, it is asked for first."""
         self._known, self._asked = Known.INTENDED, Asked.NOT_YET
 
+    def done(self, receipt: ReceiptT) -> None:
+        """What the gateway has answered. Raises TypeError for what is no receipt: it may have been
+        paid, and has to be asked for."""
+        self._check_receipt(receipt)
+        self.told(receipt)
+
     def told(self, found: ReceiptT | None) -> None:
-        """What the gateway knows."""
+        """What the gateway knows. Raises TypeError for what is no receipt."""
+        if found is not None:
+            self._check_receipt(found)
         self._found = found
         self._asked = Asked.NOTHING if found is None else Asked.FOUND
 
@@ -200,6 +208,12 @@ class Course(Generic[ReceiptT]):
     def declined(self, reason: str) -> Entry:
         """The same for a refusal."""
         return Entry(Known.DECLINED, self._entry.digest, reason)
+
+    def _check_receipt(self, found: object) -> None:
+        if not isinstance(found, self._receipt):
+            raise TypeError(
+                f"the gateway gives {type(found).__name__} and not {self._receipt.__name__}"
+            )
 
     def _check_authority(self) -> None:
         try:
