@@ -93,19 +93,19 @@ async def run_until(
         keep=settings.node is not None,
     )
     coordinator = Coordinator(settings.url, settings.token.current)
+    sandbox = make_sandbox(
+        settings.place, output_limit_bytes=settings.output_limit_bytes, application=place_of(app)
+    )
     async with _listening(settings.listen_address, pages), _opened(app) as resources:
         inbox.start()
+        await asyncio.to_thread(sandbox.clear)
         around = Surroundings(
             settings=settings,
             handlers=app.handlers,
             concurrency=concurrency,
             software=f"{app.name} {app.version}",
             executable=executable_of_app(app, build_digest=settings.build_digest),
-            sandbox=make_sandbox(
-                settings.place,
-                output_limit_bytes=settings.output_limit_bytes,
-                application=place_of(app),
-            ),
+            sandbox=sandbox,
             resources=resources,
             coordinator=coordinator,
             inbox=inbox,

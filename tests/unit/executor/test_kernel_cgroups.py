@@ -6,7 +6,9 @@ Without a mounted hierarchy of version 2 that has the controllers most of this i
 
 import os
 import secrets
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -16,9 +18,9 @@ import pytest
 from tenure.contract.codes import Reason
 from tenure.contract.reports import Deliver
 from tenure.executor import Resources, TaskType
-from tenure.executor.isolation.cgroup import MAX_PROCESSES
+from tenure.executor.isolation.cgroup import MAX_PROCESSES, Cgroup
 from tenure.executor.isolation.place import Place
-from tests.support.attempts import assignment
+from tests.support.attempts import assignment, new_id
 from tests.support.isolated_app import Done, Job, work
 from tests.support.pipeline_bench import Bench, only_fail
 from tests.support.process_lives import lives
@@ -65,7 +67,7 @@ def delegated(hierarchy: Path, folder: Path) -> Path:
 
 
 def groups_of(folder: Path) -> list[str]:
-    return [each.name for each in folder.iterdir() if each.is_dir()]
+    return sorted(each.name for each in folder.iterdir() if each.is_dir())
 
 
 def bench(folder: Path, do: str, path: object = "", **options: Any) -> Bench:
@@ -96,6 +98,63 @@ async def test_nothing_of_an_attempt_is_left_also_not_what_left_its_process_grou
     assert report.enforced.cgroup is True
     assert not lives(int((tmp_path / "pid").read_text()))
     assert groups_of(folder) == []
+
+
+MAKER: Final = """
+import sys, time
+from pathlib import Path
+from tenure.executor import Resources
+from tenure.executor.isolation.cgroup import Cgroup
+folder = Path(sys.argv[1])
+group = Cgroup.make(folder.parent, folder.name, Resources())
+print("made", flush=True)
+time.sleep(600)
+"""
+CLEARER: Final = """
+import sys
+from pathlib import Path
+from tenure.executor.isolation.cgroup import Cgroup
+print(Cgroup.clear(Path(sys.argv[1])))
+"""
+
+
+def another_clears(folder: Path) -> int:
+    """How many groups another process finds that nobody holds."""
+    done = subprocess.run(
+        [sys.executable, "-c", CLEARER, str(folder)], capture_output=True, check=True
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.requirement("LEASE-11")
+def test_the_next_executor_ends_what_one_left_that_was_killed_and_nothing_else(
+    folder: Path,
+) -> None:
+    left, held, other = (folder / name for name in (new_id(), new_id(), "executor"))
+    other.mkdir()
+    strays = [
+        subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in (left, held, other)
+    ]
+    maker = subprocess.Popen([sys.executable, "-c", MAKER, str(left)], stdout=subprocess.PIPE)
+    holder = Cgroup.make(folder, held.name, Resources())
+    try:
+        assert maker.stdout is not None
+        assert maker.stdout.readline() == b"made\n"
+        for group, stray in zip((left, held, other), strays, strict=True):
+            (group / "cgroup.procs").write_text(str(stray.pid))
+        assert another_clears(folder) == 0, "its executor lives"
+        maker.kill()
+        maker.wait()
+        assert another_clears(folder) == 1
+        assert [stray.wait() for stray in strays[:1]] == [-signal.SIGKILL]
+        assert [lives(stray.pid) for stray in strays[1:]] == [True, True]
+        assert groups_of(folder) == sorted([held.name, other.name])
+    finally:
+        for each in (maker, *strays):
+            each.kill()
+            each.communicate()
+        holder.remove()
+        other.rmdir()
 
 
 @pytest.mark.requirement("LEASE-11")

@@ -6,8 +6,10 @@ is not made up: each limit that could not be set is told, with the reason.
 """
 
 import errno
+import fcntl
 import os
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,16 +19,19 @@ from tenure.contract.reports import Resources
 
 _PERIOD_MICROSECONDS: Final = 100_000
 _LOOK_SECONDS: Final = 0.01
+_LEFT_SECONDS: Final = 2.0
 MAX_PROCESSES: Final = 512
 
 
 class Cgroup:
     """Made before the start, joined by the process itself, removed after the end.
-    ``not_enforced``: what it could not limit, and why."""
+    ``not_enforced``: what it could not limit, and why. As long as the executor lives that made it
+    its folder is locked; a lock ends with its holder, however that ends."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.not_enforced: list[str] = []
+        self._lock: int | None = None
 
     @classmethod
     def make(
@@ -42,6 +47,7 @@ class Cgroup:
         made = cls(parent / name)
         create(made.folder)
         try:
+            made._take()
             if not (made.folder / "cgroup.procs").exists():
                 raise OSError(errno.ENOTSUP, "the folder is no control group of version 2")
             quota = resources.cpu_millis * _PERIOD_MICROSECONDS // 1000
@@ -57,6 +63,25 @@ class Cgroup:
             made.remove()
             raise
         return made
+
+    @classmethod
+    def clear(cls, parent: Path) -> int:
+        """End and remove what executors left that were killed: groups by the name of an attempt
+        that nobody holds. How many there were. Raises OSError where the folder cannot be read."""
+        left = 0
+        for folder in parent.iterdir():
+            group = cls(folder)
+            if not _is_of_an_attempt(folder):
+                continue
+            try:
+                group._take()
+            except OSError:
+                continue  # its executor lives, or it is gone by now
+            group.kill()
+            group.wait_until_empty(_LEFT_SECONDS)
+            group.remove()
+            left += 1
+        return left
 
     def kill(self) -> None:
         """End every process in it."""
@@ -74,9 +99,12 @@ class Cgroup:
                 time.sleep(_LOOK_SECONDS)
 
     def remove(self) -> None:
-        """Once nothing is in it any more; else it stays for whoever owns the folder above."""
+        """Once nothing is in it any more; else it stays for ``clear``."""
         with suppress(OSError):
             self.folder.rmdir()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def ran_out_of_memory(self) -> bool:
         """Whether the kernel ended one of its processes for its memory."""
@@ -84,6 +112,16 @@ class Cgroup:
             lines = (self.folder / "memory.events").read_text().splitlines()
             return any(int(line.split()[1]) > 0 for line in lines if line.startswith("oom_kill "))
         return False
+
+    def _take(self) -> None:
+        """Raises OSError when another process has it."""
+        lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise
+        self._lock = lock
 
     def _limit(self, controller: str, name: str, value: str) -> None:
         """Set it; the controller is passed on to the groups of this folder where it is not yet."""
@@ -99,6 +137,13 @@ class Cgroup:
 
     def _set(self, name: str, value: str) -> None:
         _write(self.folder / name, value)
+
+
+def _is_of_an_attempt(folder: Path) -> bool:
+    try:
+        return folder.is_dir() and str(uuid.UUID(folder.name)) == folder.name
+    except ValueError:
+        return False
 
 
 def _write(path: Path, value: str) -> None:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+import structlog
 from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 
@@ -23,6 +24,7 @@ from tenure.contract.isolation import Enforcement
 from tenure.executor.context import Context
 from tenure.executor.declare import CommandResult, HandlerDeclaration
 from tenure.executor.errors import AuthorityOver, Fail, OutOfScope, Retry, RunEnded, StaleToken
+from tenure.executor.isolation.cgroup import Cgroup
 from tenure.executor.isolation.deadlines import Deadlines
 from tenure.executor.isolation.place import Place
 from tenure.executor.isolation.process import Child, running
@@ -34,6 +36,8 @@ SAID_CHARACTERS: Final = 1500
 """Of what a command said on its standard error, kept with the failure."""
 _SLACK_BYTES: Final = 65_536
 _MAX_SCOPE_CHARACTERS: Final = 100_000  # Linux takes 128 KiB in one variable
+
+log = structlog.get_logger("tenure.executor")
 
 Record = Callable[[Enforcement], None]
 
@@ -50,6 +54,18 @@ class Sandbox:
         self._application = application
         self._output_limit_bytes = output_limit_bytes
         self._deadlines = Deadlines()
+
+    def clear(self) -> None:
+        """End what earlier executors left in the folder of control groups when they were killed."""
+        if self._place.cgroup is None:
+            return
+        try:
+            left = Cgroup.clear(self._place.cgroup)
+        except OSError as error:
+            log.warning("control groups cannot be used", error=str(error))
+            return
+        if left:
+            log.warning("ended what an executor left that was killed", control_groups=left)
 
     @property
     def can_run_alone(self) -> bool:
