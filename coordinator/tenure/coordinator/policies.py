@@ -5,6 +5,8 @@ longer in force is not applied, the policy is read again, and the command is dec
 (LEASE-08).
 """
 
+import asyncio
+
 import structlog
 
 from tenure.coordinator.core.snapshot import LeasePolicy
@@ -25,6 +27,7 @@ class Policies:
         self._pool = pool
         self._first = first
         self._known: dict[int, LeasePolicy] = {}
+        self._one_look_at_a_time = asyncio.Lock()
         self.in_force = first
 
     async def establish(self) -> None:
@@ -54,12 +57,17 @@ class Policies:
             )
 
     async def refresh(self) -> None:
-        """Read what is in force now. Raises what the driver raises."""
-        policy = await store.policy_in_force(self._pool)
-        self._known[policy.version] = policy
-        if policy.version != self.in_force.version:
-            self.in_force = policy
-            log.info("another policy is in force", policy_version=policy.version)
+        """Read what is in force now. Raises what the driver raises.
+
+        One after the other: a look that began before a change and is answered after it would bring
+        the terms back that were replaced.
+        """
+        async with self._one_look_at_a_time:
+            policy = await store.policy_in_force(self._pool)
+            self._known[policy.version] = policy
+            if policy.version != self.in_force.version:
+                self.in_force = policy
+                log.info("another policy is in force", policy_version=policy.version)
 
     async def of_version(self, version: int) -> LeasePolicy:
         """The terms that a lease was granted under. Raises what the driver raises."""
