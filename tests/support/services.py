@@ -49,6 +49,8 @@ POSTGRES_SETTINGS = {
     # For tests that count statements and bytes; the product needs no extension.
     "shared_preload_libraries": "pg_stat_statements",
 }
+READY_SECONDS = 240.0
+"""For the start of a private server: what a busy machine may need, within a test's own limit."""
 POSTGRES_IMAGE = os.environ.get("TENURE_TEST_POSTGRES_IMAGE", "postgres:17")
 RABBITMQ_IMAGE = os.environ.get("TENURE_TEST_RABBITMQ_IMAGE", "rabbitmq:4.0-management")
 POOLED = os.environ.get("TENURE_TEST_POOLED") == "1"
@@ -191,6 +193,7 @@ async def local_postgres(
         directory / f"postgres-{secrets.token_hex(4)}",
         settings={**POSTGRES_SETTINGS, **(settings or {})},
         major=major,
+        ready_timeout_seconds=READY_SECONDS,
     )
     await server.start()
     try:
@@ -206,7 +209,10 @@ async def local_rabbitmq(
 ) -> AsyncIterator[PrivateRabbitmq]:
     """A private broker of the test's own, to be killed, wiped and restarted at will."""
     server = PrivateRabbitmq(
-        directory / f"rabbitmq-{secrets.token_hex(4)}", settings=settings, management=True
+        directory / f"rabbitmq-{secrets.token_hex(4)}",
+        settings=settings,
+        management=True,
+        ready_timeout_seconds=READY_SECONDS,
     )
     await server.start()
     try:

@@ -21,6 +21,7 @@ from tests.support.armed_app import WRITE, Row, executor
 from tests.support.downstream import downstream
 from tests.support.isolation import FreshDatabase
 from tests.support.kit_app import (
+    PATIENCE_SECONDS,
     SHIP,
     SHIP_APART,
     SHIP_BY_PROGRAM,
@@ -133,11 +134,16 @@ def seen(story: Story) -> dict[str, Any]:
 async def test_a_fault_tells_the_same_story_in_memory_and_on_servers(
     servers: Servers, trial: Trial, tmp_path: Path
 ) -> None:
+    options: dict[str, Any] = {
+        "lease_seconds": trial.lease_seconds,
+        "patience_seconds": PATIENCE_SECONDS,
+    }
+
     def at_hand(warehouse: Warehouse) -> Fleet:
-        return MemoryFleet(app, resources=warehouse, lease_seconds=trial.lease_seconds)
+        return MemoryFleet(app, resources=warehouse, **options)
 
     def far(warehouse: Warehouse) -> Fleet:
-        return ServerFleet(app, servers, resources=warehouse, lease_seconds=trial.lease_seconds)
+        return ServerFleet(app, servers, resources=warehouse, **options)
 
     in_memory = await told(at_hand, trial, tmp_path / "memory")
     on_servers = await told(far, trial, tmp_path / "servers")
