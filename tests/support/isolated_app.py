@@ -191,6 +191,15 @@ def do_effect(input: Job, context: Context[Any]) -> Done:
         return Done(said="written")
 
 
+def do_effect_and_stay(input: Job, context: Context[Any]) -> Done:
+    """One effect is done, the next one never ends."""
+    with context.side_effect("mail", key="one"):
+        pass
+    with context.side_effect("mail", key="two"):
+        while True:
+            time.sleep(0.01)
+
+
 def do_stages(input: Job, context: Context[Any]) -> Done:
     """Two stages; the first attempt ends between them."""
     stage = 0 if context.last_checkpoint is None else int(context.last_checkpoint["stage"])

@@ -64,6 +64,7 @@ class Context(Generic[ResourcesT]):
         self._lease = lease
         self._cancelled = threading.Event()
         self._effects = SideEffects()
+        self._elsewhere: dict[str, tuple[str, str]] = {}
         self._to_tell: list[Callable[[], None]] = []
         self.task_type = task_type
         self.ordinal = ordinal
@@ -137,6 +138,16 @@ class Context(Generic[ResourcesT]):
     def side_effects(self) -> tuple[SideEffect, ...]:
         """The effects that this attempt has begun, in order, and how far each came."""
         return self._effects.begun()
+
+    def note_effect(self, name: str, effect_id: str, state: str) -> None:
+        """Called by the runtime: the attempt's own process begins an effect, or has ended one."""
+        self._elsewhere[effect_id] = (name, state)
+
+    def effects_in_words(self) -> list[str]:
+        """What was begun here or in the attempt's own process, and how far each came: for logs."""
+        here = [f"{each.name} {each.id} {each.state}" for each in self.side_effects]
+        there = [f"{name} {key} {state}" for key, (name, state) in self._elsewhere.items()]
+        return here + there
 
     def progress(self, fraction: float | None = None, message: str | None = None) -> None:
         """Say how far the work is: ``fraction`` of 1, and a word for people. Costs nothing: it is

@@ -80,5 +80,4 @@ def _about(execution: Execution) -> dict[str, object]:
 
 
 def _begun(execution: Execution) -> list[str]:
-    effects = () if execution.context is None else execution.context.side_effects
-    return [f"{each.name} {each.id} {each.state}" for each in effects]
+    return [] if execution.context is None else execution.context.effects_in_words()

@@ -1,6 +1,7 @@
 """What an attempt does to the world outside, one entry for each effect that it begins."""
 
 import threading
+from collections.abc import Callable
 from enum import StrEnum
 from types import TracebackType
 from typing import Final, Protocol, Self
@@ -74,6 +75,7 @@ class SideEffect:
         self._authority.scope.check(self.name, self.key)
         self.state = EffectState.BEGUN
         self._entries.add(self)
+        self._entries.tell(self)
         return self
 
     def __exit__(
@@ -83,6 +85,7 @@ class SideEffect:
         traceback: TracebackType | None,
     ) -> None:
         self.state = EffectState.DONE if error is None else EffectState.FAILED
+        self._entries.tell(self)
 
     async def __aenter__(self) -> Self:
         self.__enter__()
@@ -101,7 +104,9 @@ class SideEffect:
 class SideEffects:
     """The effects that an attempt has begun, in order. Safe for threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[SideEffect], None] = lambda _: None) -> None:
+        """``tell`` is called before each begins, and when its block has ended."""
+        self.tell = tell
         self._lock = threading.Lock()
         self._begun: list[SideEffect] = []
 

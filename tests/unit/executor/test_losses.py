@@ -10,11 +10,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from tenure.contract.codes import Code, Reason
-from tenure.executor import Context
+from tenure.executor import Context, TaskType
 from tenure.executor import Fail as FailForGood
 from tenure.executor.errors import AuthorityOver, NodeGone, StaleToken
 from tenure.executor.losses import DEADLINE, FAULT, PROCESS_ENDS
+from tenure.executor.side_effects import effect_id
 from tests.support.attempts import assignment
+from tests.support.isolated_app import Done, Job, work
 from tests.support.pipeline_bench import Bench, In, Out, Waiting, echo, only_fail
 from tests.support.waiting import eventually
 
@@ -179,6 +181,35 @@ async def test_a_last_report_without_an_answer_is_said_to_be_unknown(
     assert says in [entry["event"] for entry in said]
     assert losses(said) == [], "it may have been applied"
     assert b.renewals.leases[0].ended in (Code.NODE_GONE, FAULT)
+
+
+JOB = TaskType("job", input=Job, output=Done)
+
+
+async def test_what_a_process_has_begun_is_named_when_its_lease_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted: list[str] = []
+    note = Context.note_effect
+
+    def noting(self: Context[Any], name: str, effect: str, state: str) -> None:
+        noted.append(state)
+        note(self, name, effect, state)
+
+    monkeypatch.setattr(Context, "note_effect", noting)
+    b = Bench(work, task_type=JOB, runs_in="process")
+    b.reports.input = {"do": "effect_and_stay"}
+    given = assignment("job")
+    with capture_logs() as said:
+        b.work.start(given)
+        await eventually(lambda: noted == ["begun", "done", "begun"])
+        b.renewals.leases[0].end(Code.NOT_CURRENT)
+        b.work.look()
+        await b.work.idle()
+    assert _said_with(said, "lease_lost")["side_effects"] == [
+        f"mail {effect_id(given.task_id, 'mail', 'one')} done",
+        f"mail {effect_id(given.task_id, 'mail', 'two')} begun",
+    ]
 
 
 class Refusing:

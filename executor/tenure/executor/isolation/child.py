@@ -38,6 +38,7 @@ from tenure.executor.handlers import call
 from tenure.executor.isolation.shared import Cell, SharedLease
 from tenure.executor.lease import Lease
 from tenure.executor.progress import as_said, checkpoint_value
+from tenure.executor.side_effects import SideEffect, SideEffects
 
 _POLL_SECONDS: Final = 0.05
 _TRACEBACK_CHARACTERS: Final = 20_000
@@ -63,6 +64,7 @@ class ProcessContext(Context[Any]):
             recorder=parts.channel,
         )
         self._cell = cell
+        self._effects = SideEffects(parts.channel.tell_effect)
         threading.Thread(target=self._listen, name="tenure-stop", daemon=True).start()
 
     def _listen(self) -> None:
@@ -96,6 +98,11 @@ class Channel:
         """The work is so far."""
         fraction, message = as_said(fraction, message)
         self.say(to_json({"kind": "progress", "fraction": fraction, "message": message}))
+
+    def tell_effect(self, effect: SideEffect) -> None:
+        """One begins, or has ended. The executor is told before anything can have happened."""
+        said = {"name": effect.name, "id": effect.id, "state": effect.state}
+        self.say(to_json({"kind": "effect", **said}))
 
     async def save(self, lease: Lease, data: Any) -> None:
         """Save a checkpoint. Raises as the executor's does."""

@@ -254,6 +254,8 @@ async def _last_line(
         said: dict[str, Any] = json.loads(line)
         if said["kind"] == "progress":
             context.progress(said["fraction"], said["message"])
+        elif said["kind"] == "effect":
+            context.note_effect(said["name"], said["id"], said["state"])
         elif said["kind"] == "checkpoint":
             writer.write(to_json(await _saved(context, said["data"])) + b"\n")
         else:
