@@ -166,6 +166,23 @@ async def test_other_tasks_go_on_while_an_assignment_is_held_back(servers: Serve
     assert len(warehouse.parcels) == 17
 
 
+@pytest.mark.skipif(TRIALS == QUICK, reason="`make test-kit` tries it: two leases more to wait for")
+@pytest.mark.parametrize("task_type", [SHIP, SHIP_APART], ids=["awaited", "in a process"])
+async def test_faults_add_up_on_servers_too(
+    servers: Servers, task_type: TaskType[Order, Shipped]
+) -> None:
+    """One node and a lease of another length than usual are enough for these."""
+    async with ServerFleet(app, servers, nodes=1, lease_seconds=5, resources=Warehouse()) as fleet:
+        task = await fleet.submit(task_type, Order(number=17))
+        first = await fleet.reorder(task)
+        assert (first.began, first.reason) == (False, "acceptance_timeout")
+        task = await fleet.submit(task_type, Order(number=17))
+        lost = await fleet.expire_lease(task)
+        overtaken = await fleet.reorder(task)
+        assert [each.ordinal for each in (lost, overtaken)] == [1, 2]
+        assert (await fleet.result(task)).token == overtaken.fencing_token + 1
+
+
 async def test_leases_on_servers_are_as_long_as_the_test_wants(servers: Servers) -> None:
     async with ServerFleet(look, servers, lease_seconds=3) as fleet:
         assert (await fleet.result(await fleet.submit(LOOK, Left(seconds=0)))).seconds <= 3

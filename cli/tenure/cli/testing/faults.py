@@ -2,8 +2,8 @@
 cut, messages are published again, the relay is killed."""
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -64,33 +64,31 @@ class ServerFaults(Fleet):
 
     async def duplicate(self, task: FleetTask[Any]) -> int:
         """See ``Fleet``. The same bytes are published to the node's queue again."""
-        attempt, gate = await self._at_work(task)
-        node = self.node_of(attempt)
-        known = node.copies_recognised
-        await self._publish_again(attempt, task)
-        await self._recognised(node, known + 1, task)
-        if gate is not None:
-            gate.open()
-        await self.until(lambda: self._has_ended(task, attempt), "the attempt to end", task)
-        await self._publish_again(attempt, task)
-        await self._recognised(node, known + 2, task)
-        return node.copies_recognised - known
+        async with self._by_message_only():
+            attempt, gate = await self._at_work(task)
+            node = self.node_of(attempt)
+            known = node.copies_recognised
+            await self._publish_again(attempt, task)
+            await self._recognised(node, known + 1, task)
+            if gate is not None:
+                gate.open()
+            await self.until(lambda: self._has_ended(task, attempt), "the attempt to end", task)
+            await self._publish_again(attempt, task)
+            await self._recognised(node, known + 2, task)
+            return node.copies_recognised - known
 
     async def reorder(self, task: FleetTask[Any]) -> Attempt:
-        """See ``Fleet``. The first assignment is held between the broker and its node, while nodes
-        learn of assignments by messages only; it is delivered again after the second."""
+        """See ``Fleet``. The first assignment is held between the broker and its node, and
+        delivered again after the second."""
         await self.halt()
         await self.grant(min(self.lease_seconds, UNANSWERED_LEASE_SECONDS))
-        assigns = partial(_assigns, id_of(task))
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(self.grant, self.lease_seconds)
-            for node in self.nodes:
-                stack.push_async_callback(node.compares, whether=True)
-                await node.compares(whether=False)
-            url = self.servers.stack.connection().broker_url
-            held = await stack.enter_async_context(HeldBack(url, await self.queues(), assigns))
-            overtaken = await self._held(task, held)
-            await self.grant(self.lease_seconds)
+        url, queues = self.servers.stack.connection().broker_url, await self.queues()
+        wanted = partial(_assigns, id_of(task))
+        async with self._by_message_only(), HeldBack(url, queues, wanted) as held:
+            try:
+                overtaken = await self._held(task, held)
+            finally:
+                await self.grant(self.lease_seconds)
             await self.until(lambda: self._is_followed(task, overtaken), "the next to end", task)
             node, task_type = self.node_of(overtaken), (await self.view(task)).type
             known = node.not_taken(task_type)
@@ -107,15 +105,16 @@ class ServerFaults(Fleet):
         if (await self.view(task)).attempt_list:
             raise ValueError("its assignment has been published already: ask before anything else")
         known = sum(node.copies_recognised for node in self.nodes)
-        # Nothing begins before something is waited for, so this is the next to be confirmed.
-        await self.wait(self.relay_is_idle, "the relay to have published everything")
-        self.servers.stack.arm_relay()
-        await self.ended(task)
 
         async def came_again() -> bool:
             return sum(node.copies_recognised for node in self.nodes) > known
 
-        await self.until(came_again, "the assignment to come again", task)
+        async with self._by_message_only():
+            # Nothing begins before something is waited for, so this is the next to be confirmed.
+            await self.wait(self.relay_is_idle, "the relay to have published everything")
+            self.servers.stack.arm_relay()
+            await self.ended(task)
+            await self.until(came_again, "the assignment to come again", task)
         return 1 + sum(node.copies_recognised for node in self.nodes) - known
 
     async def zombie(self, task: FleetTask[Any], *, at: Where = "handler") -> Attempt:
@@ -172,6 +171,18 @@ class ServerFaults(Fleet):
             self.gates.take_away(gate)
             raise
         return gate, await self._found(task, gate.caught)
+
+    @asynccontextmanager
+    async def _by_message_only(self) -> AsyncIterator[None]:
+        """For the length of a block nodes do not ask what they should have: who gets there first,
+        a message or an answer, would be chance."""
+        try:
+            for node in self.nodes:
+                await node.compares(whether=False)
+            yield
+        finally:
+            for node in self.nodes:
+                await node.compares(whether=True)
 
     async def _held(self, task: FleetTask[Any], held: HeldBack) -> AttemptView:
         """The next attempt whose assignment is held back. Other tasks go on meanwhile."""
