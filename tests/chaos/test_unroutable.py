@@ -17,7 +17,7 @@ from tests.support.relays import (
     cursors,
     declare_events,
     declare_queue,
-    steady,
+    relaying,
 )
 from tests.support.sessions import session, until
 
@@ -54,7 +54,7 @@ async def test_a_returned_message_is_not_confirmed_by_its_twin_on_the_same_chann
         async with session(database.owner_url) as owner:
             mixed = [row for pair in zip(unroutable, twins, strict=True) for row in pair]
             positions = await append(owner, mixed)
-        async with steady(
+        async with relaying(
             database.relay_url,
             broker.url,
             broker.name_prefix,
@@ -79,7 +79,7 @@ async def test_a_returned_message_is_not_confirmed_by_its_twin_on_the_same_chann
                 assert stored[row.stream.shard] < position
         await declare_queue(channel, missing)
         late = await consume(channel, missing)
-        async with steady(database.relay_url, broker.url, broker.name_prefix):
+        async with relaying(database.relay_url, broker.url, broker.name_prefix):
             await late.has(unroutable)
             await all_passed(database.relay_url)
     late.assert_same_bytes(unroutable)
@@ -100,7 +100,7 @@ async def test_what_the_broker_confirms_while_a_binding_is_gone_arrives_once_it_
         )
         async with (
             session(database.owner_url) as owner,
-            steady(database.relay_url, broker.url, broker.name_prefix) as parts,
+            relaying(database.relay_url, broker.url, broker.name_prefix) as parts,
         ):
             await append(owner, bound)
             await consumer.has(bound)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from uuid import UUID
 
 import asyncpg
@@ -59,12 +60,14 @@ async def ask(
         return reached
 
 
-async def make_due(owner: asyncpg.Connection) -> None:
-    """As if the time had come for everything that is tried again by itself."""
+async def make_due(owner: asyncpg.Connection) -> datetime:
+    """As if the time had come for everything that is tried again by itself. When that was."""
+    now: datetime = await owner.fetchval("select clock_timestamp()")
     await owner.execute(
         "update tenure.parked set due_at = clock_timestamp()"
         " where due_at is not null and due_at < 'infinity'"
     )
+    return now
 
 
 async def results(database: FreshDatabase) -> list[tuple[str, str | None]]:

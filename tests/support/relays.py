@@ -7,7 +7,6 @@ import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from uuid import UUID
 
 import aio_pika
@@ -29,7 +28,9 @@ _PROGRAM = (
     "import asyncio; from tenure.relay.app import run; from tenure.relay.config import"
     " load_settings; asyncio.run(run(load_settings()))"
 )
-QUICK: dict[str, object] = {"relay_claim_seconds": 1.0, "relay_backoff_cap_seconds": 0.2}
+DEFAULTS: dict[str, object] = {"relay_claim_seconds": 30.0, "relay_backoff_cap_seconds": 0.2}
+"""A relay keeps its claims however slow the machine is, so that nothing is published twice for want
+of a renewal. A test in which a relay has to lose its claims says for how long they last."""
 
 
 @asynccontextmanager
@@ -45,7 +46,7 @@ async def relaying(
         "database_url": routed(database_url) if isinstance(database_url, str) else database_url,
         "broker_url": broker_url,
         "name_prefix": prefix,
-        **QUICK,
+        **DEFAULTS,
         **settings,
     }
     parts = build(load_settings(**values), faults)
@@ -59,22 +60,19 @@ async def relaying(
         await work
 
 
-steady = partial(relaying, relay_claim_seconds=30.0)
-"""The same, and it keeps its claims however slow the machine is: nothing is published twice."""
-
-
 @asynccontextmanager
 async def relay_process(
-    database_url: str, broker_url: str, prefix: str
+    database_url: str, broker_url: str, prefix: str, *, claim_seconds: float = 1.0
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A relay as a process of its own, killed at the end of the block when it still runs."""
+    """A relay as a process of its own, killed at the end of the block when it still runs. Others
+    take over ``claim_seconds`` later, and on a busy machine at times while it runs."""
     environment = {
         "PATH": os.environ["PATH"],
         "TENURE_DATABASE_URL": routed(database_url),
         "TENURE_BROKER_URL": broker_url,
         "TENURE_NAME_PREFIX": prefix,
         "TENURE_RELAY_LISTEN": "127.0.0.1:0",
-        "TENURE_RELAY_CLAIM_SECONDS": "1",
+        "TENURE_RELAY_CLAIM_SECONDS": str(claim_seconds),
         "TENURE_LOG_FORMAT": "json",
         "TENURE_POOLED": os.environ.get("TENURE_POOLED", ""),
     }

@@ -24,7 +24,7 @@ from tests.support.consumers import READER_TOKEN, consuming, settings_of, subscr
 from tests.support.coordinator import Fleet, fleet, until
 from tests.support.executors import status_pages
 from tests.support.isolation import BrokerSpace, FreshDatabase
-from tests.support.relays import steady
+from tests.support.relays import relaying
 
 pytestmark = pytest.mark.requirement("EVENT-03")
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.requirement("EVENT-03")
 async def api(database: FreshDatabase, broker: BrokerSpace) -> AsyncIterator[Fleet]:
     async with (
         fleet(database, broker) as found,
-        steady(database.relay_url, broker.url, broker.name_prefix),
+        relaying(database.relay_url, broker.url, broker.name_prefix),
     ):
         pushed = await found.operator.post("/v1/profiles", {"task_types": [{"name": "sha256"}]})
         assert pushed.status_code == 200, pushed.text

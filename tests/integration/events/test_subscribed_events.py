@@ -20,7 +20,7 @@ from tests.support.relays import (
     count,
     declare_events,
     declare_queue,
-    steady,
+    relaying,
 )
 from tests.support.sessions import session, until
 
@@ -54,7 +54,7 @@ async def test_an_event_that_is_subscribed_to_waits_for_its_queue_and_others_do_
     """The subscription is made while the relay runs: it counts for all that is committed later."""
     async with broker_channel(broker.url) as channel, session(database.owner_url) as owner:
         exchange = await declare_events(channel, broker.name_prefix)
-        async with steady(database.relay_url, broker.url, broker.name_prefix) as parts:
+        async with relaying(database.relay_url, broker.url, broker.name_prefix) as parts:
             early = rows_of([Stream() for _ in range(3)], 1, exchange=exchange)
             for row in early:
                 row.routing_key = DELIVERED
@@ -98,7 +98,7 @@ async def test_an_event_about_an_attempt_outlives_it(
         ended = await attempt(owner, stream.entity_id, "cancelled")
         row = stream.next(exchange=exchange, routing_key=DELIVERED, attempt_id=ended)
         await append(owner, [row])
-        async with steady(database.relay_url, broker.url, broker.name_prefix) as parts:
+        async with relaying(database.relay_url, broker.url, broker.name_prefix) as parts:
 
             async def tried() -> bool:
                 return count(parts, Outcome.RETURNED) >= 3
@@ -120,7 +120,7 @@ async def test_a_parked_event_is_let_go_once_nobody_subscribes_to_it_any_more(
         await subscribe(owner, DELIVERED)
         rows = rows_of([Stream()], 2, exchange=exchange, routing_key=DELIVERED)
         await append(owner, rows)
-        async with steady(
+        async with relaying(
             database.relay_url, broker.url, broker.name_prefix, relay_park_after_seconds=0.2
         ):
             await parked_are(database, "failed", "behind")

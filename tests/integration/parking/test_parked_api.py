@@ -15,7 +15,7 @@ from tests.support.relays import (
     broker_channel,
     consume,
     declare_queue,
-    steady,
+    relaying,
 )
 from tests.support.sessions import session, until
 
@@ -50,7 +50,7 @@ async def situation(database: FreshDatabase, broker: BrokerSpace) -> AsyncIterat
         rows = rows_of(streams, 1, routing_key=queue, required=True, filler="x" * 2000)
         rows += rows_of(streams, 1, routing_key=queue, required=True)
         positions = await append(owner, rows)
-        async with steady(
+        async with relaying(
             database.relay_url, broker.url, broker.name_prefix, relay_max_body_bytes=1500
         ):
             await parked_are(database, "failed", "failed", "behind", "behind")

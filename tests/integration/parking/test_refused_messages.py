@@ -16,7 +16,7 @@ from tests.support.relays import (
     consume,
     count,
     declare_queue,
-    steady,
+    relaying,
 )
 from tests.support.sessions import session, until
 
@@ -49,7 +49,7 @@ async def test_what_the_broker_refuses_is_found_among_many_and_parked(
         ]
         mixed = [*rows[:20], large[0], *rows[20:40], large[1], *rows[40:]]
         positions = await append(owner, mixed)
-        async with steady(database.relay_url, url, "t", relay_backoff_cap_seconds=0.1) as parts:
+        async with relaying(database.relay_url, url, "t", relay_backoff_cap_seconds=0.1) as parts:
             await consumer.has(rows)
             await all_passed(database.relay_url)
             found = await parked_are(database, "failed", "failed")

@@ -6,7 +6,7 @@ from tests.support.isolation import BrokerSpace, FreshDatabase
 from tests.support.log_rows import Stream, append, rows_of
 from tests.support.parked import ask, parked_are
 from tests.support.postgres_filters import Cut, Cuts, readable
-from tests.support.relays import all_passed, broker_channel, consume, declare_queue, steady
+from tests.support.relays import all_passed, broker_channel, consume, declare_queue, relaying
 from tests.support.sessions import session, until
 
 pytestmark = [
@@ -39,7 +39,7 @@ async def test_a_lost_answer_about_parked_rows_changes_neither_order_nor_count(
         rows = [*large, *rows_of(streams, 3, routing_key=queue, required=True)]
         plan = cuts.next("relay_advance", cut) if call == "relay_advance" else None
         await append(owner, rows)
-        async with steady(
+        async with relaying(
             proxy.url, broker.url, broker.name_prefix, relay_max_body_bytes=1500
         ) as parts:
             await parked_are(database, *["failed"] * 4, *["behind"] * 12)

@@ -107,7 +107,7 @@ async def test_a_message_to_a_vanished_node_is_passed_only_once_its_attempt_has_
         passed, waiting = await record(database, rows)
 
         async def judged() -> bool:
-            return count(parts, Outcome.WITHDRAWN) == 1 and count(parts, Outcome.RETURNED) >= 2
+            return count(parts, Outcome.WITHDRAWN) >= 1 and count(parts, Outcome.RETURNED) >= 2
 
         await until(judged)
 
@@ -144,7 +144,11 @@ async def test_a_missing_exchange_delays_its_own_rows_only(
         await record(database, [*early, *others])
         async with relaying(database.relay_url, broker.url, broker.name_prefix) as parts:
             await consumer.has(others)
-            assert count(parts, Outcome.NOT_SENT) > 0
+
+            async def not_sent() -> bool:
+                return count(parts, Outcome.NOT_SENT) > 0
+
+            await until(not_sent)
             assert count(parts, Outcome.LOST) == 0
             late = await channel.declare_exchange(exchange, aio_pika.ExchangeType.TOPIC)
             await (await channel.get_queue(queue)).bind(late, "#")

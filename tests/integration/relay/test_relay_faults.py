@@ -233,7 +233,11 @@ async def test_a_database_that_goes_down_under_load_and_comes_back_is_waited_for
             await private_postgres.start()
             await consumer.has(rows)
             await all_passed(relay_url)
-            assert parts.relay.not_ready == ""
+
+            async def ready() -> bool:
+                return parts.relay.not_ready == ""
+
+            await until(ready)
     assert_first_arrivals_in_order(consumer, streams, 30)
     consumer.assert_same_bytes(rows)
 
@@ -425,7 +429,7 @@ async def test_a_relay_asked_to_stop_settles_moves_its_cursors_and_gives_its_cla
         consumer = await consume(channel, queue)
         rows = rows_of([Stream() for _ in range(200)], 20, routing_key=queue, required=True)
         arguments = (database.relay_url, broker.url, broker.name_prefix)
-        async with relay_process(*arguments) as relay:
+        async with relay_process(*arguments, claim_seconds=30.0) as relay:
             await record(database.owner_url, rows)
 
             async def some_arrived() -> bool:
@@ -439,7 +443,7 @@ async def test_a_relay_asked_to_stop_settles_moves_its_cursors_and_gives_its_cla
                 "select count(*) from tenure.relay_shards where relay_id is not null"
             )
             assert held == 0
-        async with relay_process(*arguments):
+        async with relay_process(*arguments, claim_seconds=30.0):
             await consumer.has(rows)
             await all_passed(database.relay_url)
     assert len(consumer.messages) == len(rows)  # nothing was in flight, so nothing came twice

@@ -1,7 +1,7 @@
 """Several relays at once: shares, hand-over and takeover (RELAY-03)."""
 
 import signal
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from uuid import uuid4
 
@@ -93,16 +93,13 @@ async def test_relays_that_come_and_go_share_evenly_and_publish_nothing_twice(
 
         arguments = (database.relay_url, broker.url, broker.name_prefix)
 
-        def calm() -> AbstractAsyncContextManager[Parts]:
-            """Its claims last so long that a shard moves by hand-over only."""
-            return relaying(*arguments, relay_claim_seconds=30.0)
-
-        relays = [await first.enter_async_context(calm())]
+        # Their claims last so long that a shard moves by hand-over only.
+        relays = [await first.enter_async_context(relaying(*arguments))]
         await share_evenly(relays)
         await record(4)
         async with AsyncExitStack() as others:
             for _ in range(2):
-                relays.append(await others.enter_async_context(calm()))
+                relays.append(await others.enter_async_context(relaying(*arguments)))
                 await record(4)
                 await share_evenly(relays)
             await record(4)
