@@ -174,6 +174,15 @@ class Again:
 
         await until(arrived, seconds)
 
+    async def counts(self, messages: int, seconds: float = 60) -> None:
+        """Wait for so many messages, and no more: a confirm may come before its message does."""
+
+        async def arrived() -> bool:
+            return len(self.messages) >= messages
+
+        await until(arrived, seconds)
+        assert len(self.messages) == messages
+
 
 async def listen(channel: AbstractChannel, queue: str) -> Again:
     """Record what arrives in a queue."""

@@ -87,7 +87,8 @@ async def test_attempts_are_the_stored_delay_apart_however_many_replicas_there_a
         by_failure.setdefault(earlier["ordinal"], []).append(delay)
     for failure, delays in by_failure.items():
         assert max(delays) < min(CAP, BASE * 2 ** (failure - 1))
-        assert len(set(delays)) == len(delays)  # spread: what failed together comes back apart
+        # Spread: what failed together comes back apart, but for two that draw the same.
+        assert len(set(delays)) >= len(delays) - 1
     assert sum(by_failure[MAX_ATTEMPTS - 1]) > sum(by_failure[1])  # and grown
 
 

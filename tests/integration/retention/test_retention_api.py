@@ -30,8 +30,13 @@ DAY = 86_400
 
 
 @pytest.fixture
-async def api(database: FreshDatabase, broker: BrokerSpace) -> AsyncIterator[Fleet]:
-    async with fleet(database, broker, node_silence_seconds=3600) as found:
+async def api(
+    database: FreshDatabase, broker: BrokerSpace, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Fleet]:
+    # Nothing is removed but on request, and a request goes on until it is done.
+    monkeypatch.setattr("tenure.coordinator.retention.TICK_SECONDS", 3600.0)
+    monkeypatch.setattr("tenure.coordinator.retention.RUN_SECONDS", 60.0)
+    async with fleet(database, broker, node_silence_seconds=3600, lease_seconds=3600) as found:
         yield found
 
 
