@@ -1,15 +1,14 @@
 """Replays as operators ask for them: over HTTP and on the command line (REPLAY-01)."""
 
-import asyncio
 import json
-import os
-import sys
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from functools import partial
 from uuid import uuid4
 
 import pytest
 
+from tests.support.commands import tenure, tenure_process
 from tests.support.coordinator import Caller, Fleet, fleet
 from tests.support.isolation import BrokerSpace, FreshDatabase
 from tests.support.log_rows import Stream, rows_of
@@ -223,33 +222,12 @@ async def test_a_replay_that_is_none_is_not_found(fleet: Fleet) -> None:
             assert (reply.status_code, reply.json()["code"]) == (404, "not_found")
 
 
-class Command:
-    """``tenure outbox replay`` against one coordinator."""
-
-    def __init__(self, url: str) -> None:
-        self._environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("TENURE_")},
-            "TENURE_URL": url,
-            "TENURE_TOKEN": "operator-token-0001",
-        }
-
-    async def __call__(self, *words: str) -> tuple[int, str, str]:
-        """Exit code, standard output and standard error."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tenure.cli", "outbox", "replay", *words,
-            env=self._environment, stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        out, err = await process.communicate()
-        assert process.returncode is not None
-        return process.returncode, out.decode(), err.decode()
-
-
 @pytest.mark.requirement("REPLAY-01")
 async def test_the_command_counts_asks_and_watches_to_the_end(
     fleet: Fleet, database: FreshDatabase, broker: BrokerSpace
 ) -> None:
-    replay = Command(fleet.coordinator.url)
+    replay = partial(tenure, fleet, "outbox", "replay")
+    watched = partial(tenure_process, fleet, "outbox", "replay")
     async with broker_channel(broker.url) as channel:
         queue = await declare_queue(channel, f"{broker.name_prefix}.q")
         again = await listen(channel, queue)
@@ -265,7 +243,7 @@ async def test_the_command_counts_asks_and_watches_to_the_end(
         assert (code, "nothing_matches" in err) == (1, True)
         assert await number_of_replays(database) == 0
         async with relaying(database.relay_url, broker.url, broker.name_prefix):
-            code, out, err = await replay(*asked, "--yes", "-o", "json")
+            code, out, err = await watched(*asked, "--yes", "-o", "json")
             assert code == 0, err
             lines = [json.loads(line) for line in out.splitlines()]
             assert lines[-1]["state"] == "completed"
@@ -281,11 +259,12 @@ async def test_the_command_counts_asks_and_watches_to_the_end(
 async def test_the_command_says_what_stands_and_what_to_do(
     fleet: Fleet, database: FreshDatabase, broker: BrokerSpace
 ) -> None:
-    replay = Command(fleet.coordinator.url)
+    replay = partial(tenure, fleet, "outbox", "replay")
     await record(database, rows_of([Stream()], 3, exchange="e"))
     missing = f"{broker.name_prefix}.missing"
     async with relaying(database.relay_url, broker.url, broker.name_prefix):
-        code, out, err = await replay("--to", missing, "--reason", "why", "--yes")
+        asked = ("--to", missing, "--reason", "why", "--yes")
+        code, out, err = await tenure_process(fleet, "outbox", "replay", *asked)
         assert (code, "queue_missing" in err, "resume" in err) == (1, True, True)
     replay_id = out.splitlines()[-1].partition(":")[0]
     code, _, err = await replay("cancel", replay_id, "--reason", "no such queue")

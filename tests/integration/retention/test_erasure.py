@@ -2,23 +2,20 @@
 
 import asyncio
 import json
-import os
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 
 from tenure.cli.exits import Exit
-from tenure.cli.local import processes
 from tenure.client import AsyncClient
 from tenure.client.errors import TaskErased
 from tenure.coordinator.core.commands import Fail
 from tenure.coordinator.store.verify import verify
 from tests.support.ageing import age
 from tests.support.authority import Bench, Held, replica
+from tests.support.commands import tenure, tenure_process
 from tests.support.coordinator import Fleet, fleet
 from tests.support.isolation import BrokerSpace, FreshDatabase
 from tests.support.sessions import session
@@ -36,7 +33,7 @@ async def bench(database: FreshDatabase) -> AsyncIterator[Bench]:
 
 @pytest.fixture
 async def api(database: FreshDatabase, broker: BrokerSpace) -> AsyncIterator[Fleet]:
-    async with fleet(database, broker, node_silence_seconds=3600) as found:
+    async with fleet(database, broker, node_silence_seconds=3600, lease_seconds=3600) as found:
         yield found
 
 
@@ -176,16 +173,6 @@ async def test_an_erasure_goes_with_its_task(bench: Bench, database: FreshDataba
     assert await bench.owner.fetchval("select count(*) from tenure.erasures") == 0
 
 
-async def command(api: Fleet, folder: Path, *words: str) -> tuple[int, str]:
-    kept = {name: value for name, value in os.environ.items() if "TENURE" not in name}
-    return await processes.run(
-        [sys.executable, "-m", "tenure.cli", "task", *words],
-        environment=kept
-        | {"TENURE_URL": api.coordinator.url, "TENURE_TOKEN": "operator-token-0001"},
-        directory=folder,
-    )
-
-
 @pytest.mark.requirement("OPS-08")
 async def test_operators_erase_over_http_and_everybody_sees_who_did(api: Fleet) -> None:
     incarnation = await api.register()
@@ -214,26 +201,16 @@ async def test_operators_erase_over_http_and_everybody_sees_who_did(api: Fleet) 
 
 @pytest.mark.requirement("OPS-08")
 async def test_the_command_erases_one_or_many_and_what_was_erased_is_not_done_again(
-    api: Fleet, tmp_path: Path
+    api: Fleet,
 ) -> None:
     await api.register()
     ended = [await api.submit(not_before="2999-01-01T00:00:00Z") for _ in range(3)]
     for task_id in ended:
         await api.application.post(f"/v1/tasks/{task_id}/cancel")
-    code, output = await command(api, tmp_path, "erase", ended[0], "--reason", "asked for")
-    assert (code, "erased by ops: asked for" in output) == (Exit.DONE, True), output
-    code, output = await command(
-        api,
-        tmp_path,
-        "erase",
-        "--filter",
-        "state=cancelled",
-        "--yes",
-        "--reason",
-        "r",
-        "-o",
-        "json",
-    )
-    assert (code, json.loads(output)["done"]) == (Exit.DONE, 3)
+    code, output, err = await tenure(api, "task", "erase", ended[0], "--reason", "asked for")
+    assert (code, "erased by ops: asked for" in output) == (Exit.DONE, True), err
+    many = ("--filter", "state=cancelled", "--yes", "--reason", "r", "-o", "json")
+    code, output, err = await tenure_process(api, "task", "erase", *many)
+    assert (code, json.loads(output)["done"]) == (Exit.DONE, 3), err
     refused = await api.operator.post(f"/v1/tasks/{ended[0]}/retry")
     assert (refused.status_code, refused.json()["code"]) == (409, "wrong_state")

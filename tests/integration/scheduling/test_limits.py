@@ -1,21 +1,17 @@
 """Limits over the real database and over HTTP and the command line (FLOW-01)."""
 
 import asyncio
-import json
-import os
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
-from typing import Any
 
 import asyncpg
 import pytest
 
-from tenure.cli.exits import Exit
 from tenure.contract.ids import TaskId
 from tenure.contract.states import TERMINAL_ATTEMPT_STATES
 from tests.support.authority import TENANT, Bench, Held, replica
+from tests.support.commands import tenure, tenure_json
 from tests.support.coordinator import Fleet, fleet, until
 from tests.support.isolation import BrokerSpace, FreshDatabase
 
@@ -31,7 +27,7 @@ async def bench(database: FreshDatabase) -> AsyncIterator[Bench]:
 
 @pytest.fixture
 async def api(database: FreshDatabase, broker: BrokerSpace) -> AsyncIterator[Fleet]:
-    async with fleet(database, broker, node_silence_seconds=3600) as found:
+    async with fleet(database, broker, node_silence_seconds=3600, lease_seconds=3600) as found:
         yield found
 
 
@@ -238,31 +234,12 @@ async def test_a_task_that_is_done_again_keeps_its_key(api: Fleet) -> None:
     assert (view["concurrency_key"], view["priority"]) == ("x", 3)
 
 
-async def tenure(api: Fleet, *words: str) -> tuple[int | None, str, str]:
-    """A command by the operator: exit code, output, standard error."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tenure.cli", *words,
-        env=kept | {"TENURE_URL": api.coordinator.url, "TENURE_TOKEN": OPERATOR},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
-
-
-async def read(api: Fleet, *words: str) -> Any:
-    code, out, err = await tenure(api, *words, "-o", "json")
-    assert code == Exit.DONE, err
-    return json.loads(out)
-
-
 @pytest.mark.requirement("FLOW-01")
 async def test_an_operator_limits_sees_why_a_task_waits_and_takes_it_back(api: Fleet) -> None:
     incarnation = await api.register()
     each = {"scope": "each_key", "name": "sha256", "max_running": 1}
     assert (await api.operator.post("/v1/limits", each)).status_code == 200
-    found = await read(
+    found = await tenure_json(
         api, "limit", "set", "type", "sha256", "--max-running", "3", "--rate", "2/h", "--burst", "2"
     )
     of_each, of_type = found["limits"]
@@ -298,7 +275,7 @@ async def test_an_operator_limits_sees_why_a_task_waits_and_takes_it_back(api: F
         removal = {"scope": scope, "name": "sha256"}
         removed = await api.operator.post("/v1/limits/remove", removal)
         assert removed.json() == {"removed": True}
-    assert not (await read(api, "limit", "remove", "type", "sha256"))["removed"]
+    assert not (await tenure_json(api, "limit", "remove", "type", "sha256"))["removed"]
     await api.assigned(incarnation, second)
     assert (await api.reader.get("/v1/limits")).json() == {"limits": []}
 

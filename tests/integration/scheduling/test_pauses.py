@@ -22,7 +22,7 @@ async def bench(database: FreshDatabase) -> AsyncIterator[Bench]:
 
 @pytest.fixture
 async def api(database: FreshDatabase, broker: BrokerSpace) -> AsyncIterator[Fleet]:
-    async with fleet(database, broker, node_silence_seconds=3600) as found:
+    async with fleet(database, broker, node_silence_seconds=3600, lease_seconds=3600) as found:
         yield found
 
 

@@ -32,7 +32,7 @@ async def echo(input: Empty, context: object) -> Empty:
 @pytest.fixture
 async def api(database: FreshDatabase, broker: BrokerSpace) -> AsyncIterator[Fleet]:
     # Nodes of these tests send no heartbeats, and commands take their time.
-    async with fleet(database, broker, node_silence_seconds=3600) as found:
+    async with fleet(database, broker, node_silence_seconds=3600, lease_seconds=3600) as found:
         yield found
 
 

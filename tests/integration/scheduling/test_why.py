@@ -1,15 +1,12 @@
 """``why`` and the facts that operators state, over HTTP and on the command line."""
 
-import asyncio
-import json
-import os
-import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from tenure.cli.exits import Exit
+from tests.support.commands import tenure, tenure_json
 from tests.support.coordinator import Fleet, fleet, until
 from tests.support.isolation import BrokerSpace, FreshDatabase
 
@@ -17,27 +14,8 @@ from tests.support.isolation import BrokerSpace, FreshDatabase
 @pytest.fixture
 async def api(database: FreshDatabase, broker: BrokerSpace) -> AsyncIterator[Fleet]:
     # Nodes of these tests send no heartbeats, and commands take their time.
-    async with fleet(database, broker, node_silence_seconds=3600) as found:
+    async with fleet(database, broker, node_silence_seconds=3600, lease_seconds=3600) as found:
         yield found
-
-
-async def tenure(api: Fleet, *words: str) -> tuple[int | None, str, str]:
-    """A command by the operator: exit code, output, standard error."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tenure.cli", *words,
-        env=kept | {"TENURE_URL": api.coordinator.url, "TENURE_TOKEN": "operator-token-0001"},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
-
-
-async def read(api: Fleet, *words: str) -> Any:
-    code, out, err = await tenure(api, *words, "-o", "json")
-    assert code == Exit.DONE, err
-    return json.loads(out)
 
 
 @pytest.mark.requirement("SCHED-02")
@@ -70,11 +48,11 @@ async def test_why_names_each_filter_its_count_and_the_nearest_miss(api: Fleet) 
     assert "each of 3 nodes is excluded" in out
     assert "node_networks_not_stated" in out
 
-    stated = await read(api, "node", "set", "near", "--networks", "db,internet")
+    stated = await tenure_json(api, "node", "set", "near", "--networks", "db,internet")
     assert stated["stated"]["networks"] == ["db", "internet"]
     assignment = await api.assigned(found_incarnation(stated), task_id, "near")
     assert assignment["task_id"] == task_id
-    after = await read(api, "why", task_id)
+    after = await tenure_json(api, "why", task_id)
     assert (after["explanation"]["standing"], after["node_id"]) == ("with_a_node", "near")
 
 
@@ -110,12 +88,12 @@ async def test_a_tenant_of_which_nothing_is_stated_gets_nothing_until_somebody_s
         "tenant_unknown", "tenant_locations_not_stated", "tenant_networks_not_stated",
         "budget_not_stated",
     }  # fmt: skip
-    stated = await read(
+    stated = await tenure_json(
         api, "tenant", "set", "other", "--pools", "any", "--locations", "any", "--networks", "any",
         "--budget", "100000", "--currency", "EUR", "--weight", "3",
     )  # fmt: skip
     assert (stated["budget_minor"], stated["weight"], stated["version"]) == (100000, 3, 2)
-    assert [one["tenant"] for one in (await read(api, "tenant", "list"))["tenants"]] == [
+    assert [one["tenant"] for one in (await tenure_json(api, "tenant", "list"))["tenants"]] == [
         "default",
         "other",
     ]
@@ -125,7 +103,7 @@ async def test_a_tenant_of_which_nothing_is_stated_gets_nothing_until_somebody_s
         return bool(again["explanation"]["standing"] == "with_a_node")
 
     await until(standing)
-    suspended = await read(api, "tenant", "set", "other", "--state", "suspended")
+    suspended = await tenure_json(api, "tenant", "set", "other", "--state", "suspended")
     assert (suspended["state"], suspended["budget_minor"]) == ("suspended", 100000)
 
 
