@@ -93,7 +93,7 @@ async def test_a_killed_server_has_every_committed_row_after_its_restart(folder:
         waiting = asyncio.create_task(connection.execute("select pg_sleep(60)"))
         pid = server.pid
         os.kill(pid, signal.SIGKILL)
-        assert await processes.gone([pid], within_seconds=30)
+        assert await processes.gone([pid], within_seconds=90)
         with pytest.raises(LocalServerNotRunningError, match="not running"):
             assert server.pid
         with pytest.raises((OSError, asyncpg.PostgresError, asyncpg.InterfaceError)):
@@ -203,7 +203,8 @@ async def test_a_port_lost_to_another_server_while_starting_is_replaced(
 
     monkeypatch.setattr("tenure.cli.local.postgres.reserve_port", lose_the_first)
     async with started(PrivatePostgres(folder)) as server:
-        assert chosen == [private_postgres.port, server.port]
+        assert chosen[0] == private_postgres.port
+        assert server.port == chosen[-1] != private_postgres.port
         await remember(server, 1)
 
 
@@ -243,7 +244,7 @@ async def test_a_server_ends_when_its_owner_is_killed(folder: Path) -> None:
     with owner(PrivatePostgres, folder, servers_end_with_it=True) as (process, pid):
         assert processes.is_alive(pid)
         process.kill()
-        assert await processes.gone([pid], within_seconds=30)
+        assert await processes.gone([pid], within_seconds=90)
 
 
 async def test_a_server_left_behind_is_ended_by_the_next_start(folder: Path) -> None:

@@ -84,7 +84,7 @@ async def test_a_killed_broker_has_its_confirmed_messages_after_its_restart(
     await publish(broker_to_kill, "kept")
     pid = broker_to_kill.pid
     os.kill(pid, signal.SIGKILL)
-    assert await processes.gone([pid], within_seconds=30)
+    assert await processes.gone([pid], within_seconds=90)
     assert not broker_to_kill.running
     with pytest.raises(LocalServerNotRunningError, match="not running"):
         assert broker_to_kill.pid
@@ -204,7 +204,7 @@ async def test_a_broker_ends_when_its_owner_is_killed(folder: Path) -> None:
         everything = processes.with_environment("HOME", str(folder / "home"))
         assert pid in everything
         process.kill()
-        assert await processes.gone(everything, within_seconds=60)
+        assert await processes.gone(everything, within_seconds=90)
 
 
 async def test_a_broker_left_behind_can_be_ended_without_a_start(folder: Path) -> None:
