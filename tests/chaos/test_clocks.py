@@ -99,8 +99,9 @@ PROGRAM = (
     "import asyncio; from tenure.coordinator.app import run;"
     " from tenure.coordinator.config import load_settings; asyncio.run(run(load_settings()))"
 )
-LEASE_SECONDS = 4.0
-HELD_FOR_LEASES = 3
+LEASE_SECONDS = 8.0
+"""Long enough for a busy machine's renewals, short beside the ninety seconds."""
+HELD_FOR_LEASES = 1.5
 TASKS = 20
 
 

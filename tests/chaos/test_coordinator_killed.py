@@ -40,8 +40,11 @@ async def armed(
         "TENURE_NAME_PREFIX": broker.name_prefix,
         "TENURE_LISTEN": address,
         "TENURE_TOKENS": json.dumps(TOKENS),
+        # One that is stopped answers after it has gone on, however long that took.
+        "TENURE_REQUEST_DEADLINE_SECONDS": "600",
     }
     caller = Caller(f"http://{address}", str(TOKENS[0]["token"]))
+    caller.http.timeout = httpx2.Timeout(600)
     try:
         async with armed_process("coordinator", settings, strike) as process:
 
@@ -118,7 +121,7 @@ async def test_while_a_coordinator_is_stopped_the_others_go_on_and_its_answer_is
     strike = Strike(point, Act.STOP, tmp_path, subject="submissions")
     ledger = Ledger()
     clock = asyncio.get_running_loop().time
-    async with fleet(database, broker) as other:
+    async with fleet(database, broker, node_silence_seconds=3600) as other:
         incarnation = await other.register(slots=50)
         async with armed(database, broker, strike) as (process, caller):
             asking = asyncio.create_task(submit(caller, "held"))
@@ -217,7 +220,6 @@ async def test_replicas_beside_one_that_is_stopped_again_and_again_refuse_nobody
         armed(database, broker, None) as (victim, third),
     ):
         await api.register()
-        third.http.timeout = httpx2.Timeout(60)
         async with asyncio.TaskGroup() as group:
             for caller, name in ((api.application, "first"), (second, "second")):
                 for copy in range(2):

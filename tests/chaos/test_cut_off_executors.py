@@ -41,7 +41,8 @@ from tests.support.relays import relaying
 from tests.support.repository import REPOSITORY
 from tests.support.waiting import eventually
 
-LEASE = {"lease_seconds": 3.0, "clock_tolerance_seconds": 0.5}
+# Who is cut off has been silent for too long by the end of its lease: it is given nothing more.
+LEASE = {"lease_seconds": 6.0, "clock_tolerance_seconds": 0.5, "node_silence_seconds": 4.0}
 ROWS_OF_A_HOLDER = 5
 
 

@@ -53,9 +53,7 @@ async def test_a_listener_that_was_cut_off_misses_no_row_and_hears_hints_again(
         queue = await declare_queue(channel, f"{broker.name_prefix}.q")
         consumer = await consume(channel, queue)
         rows = rows_of([Stream() for _ in range(3)], 1, routing_key=queue, required=True)
-        async with relaying(
-            proxy.url, broker.url, broker.name_prefix, relay_claim_seconds=30.0
-        ) as parts:
+        async with relaying(proxy.url, broker.url, broker.name_prefix) as parts:
             await append(owner, rows[:1])
             await consumer.has(rows[:1])
             await until_it_listens(parts)

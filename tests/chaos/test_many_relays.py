@@ -10,7 +10,7 @@ from tenure.contract.faultpoints import FaultPoint
 from tenure.relay.app import Parts
 from tests.support.books import Arrival, faults, read_log
 from tests.support.isolation import BrokerSpace, FreshDatabase
-from tests.support.log_rows import Stream, append, rows_of
+from tests.support.log_rows import LogRow, Stream, append, rows_of
 from tests.support.relays import (
     all_passed,
     broker_channel,
@@ -19,7 +19,7 @@ from tests.support.relays import (
     declare_queue,
     relaying,
 )
-from tests.support.sessions import session, until
+from tests.support.sessions import session
 
 
 class Delays:
@@ -44,31 +44,34 @@ async def test_messages_of_one_sender_never_overtake_each_other_whatever_relay_h
         queue = await declare_queue(channel, f"{broker.name_prefix}.q")
         consumer = await consume(channel, queue)
         streams = [Stream() for _ in range(200)]
-        rows = rows_of(streams, 50, routing_key=queue, required=True)
-        async with session(database.owner_url) as owner:
-            await append(owner, rows)
+        rows: list[LogRow] = []
+        owner = await relays.enter_async_context(session(database.owner_url))
+
+        async def write(each: int) -> None:
+            more = rows_of(streams, each, routing_key=queue, required=True)
+            await append(owner, more)
+            rows.extend(more)
+
+        async def all_have_published(some: list[Parts]) -> None:
+            """However quick the others are: there is more as long as one has had nothing."""
+            while not all(count(parts) for parts in some):
+                await write(1)
+                await asyncio.sleep(0.1)
+
+        await write(30)
 
         def delayed(seed: int) -> AbstractAsyncContextManager[Parts]:
-            return relaying(
-                *arguments, Delays(seed), relay_max_in_flight=20, relay_claim_seconds=30.0
-            )
+            return relaying(*arguments, Delays(seed), relay_max_in_flight=20)
 
-        three = [await relays.enter_async_context(delayed(seed)) for seed in range(3)]
-
-        async def all_work() -> bool:
-            return all(count(parts) for parts in three)
-
-        await until(all_work)
+        await all_have_published(
+            [await relays.enter_async_context(delayed(seed)) for seed in range(3)]
+        )
         async with delayed(3) as passing:
-
-            async def it_works() -> bool:
-                return count(passing) > 0
-
-            await until(it_works)
+            await all_have_published([passing])
         await consumer.has(rows)
         await all_passed(database.relay_url)
     assert consumer.first_sequences() == {
-        stream.entity_id: list(range(1, 51)) for stream in streams
+        stream.entity_id: list(range(1, stream.sequence + 1)) for stream in streams
     }
     consumer.assert_same_bytes(rows)
     assert len(consumer.messages) == len(rows)
@@ -89,10 +92,7 @@ async def test_rows_that_several_relays_could_pick_are_sent_once(
         consumer = await consume(channel, queue)
         rows = rows_of([Stream() for _ in range(1000)], 20, routing_key=queue, required=True)
         await append(owner, rows)
-        five = [
-            await relays.enter_async_context(relaying(*arguments, relay_claim_seconds=30.0))
-            for _ in range(5)
-        ]
+        five = [await relays.enter_async_context(relaying(*arguments)) for _ in range(5)]
         await consumer.has(rows)
         await all_passed(database.relay_url)
         assert sum(count(parts) for parts in five) == len(rows)

