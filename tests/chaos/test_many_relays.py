@@ -21,6 +21,8 @@ from tests.support.relays import (
 )
 from tests.support.sessions import session
 
+pytestmark = pytest.mark.timeout(300)  # some ten thousand rows each, and a busy machine
+
 
 class Delays:
     """A random delay before each batch that is published, up to 50 ms."""
@@ -58,7 +60,7 @@ async def test_messages_of_one_sender_never_overtake_each_other_whatever_relay_h
                 await write(1)
                 await asyncio.sleep(0.1)
 
-        await write(30)
+        await write(50)
 
         def delayed(seed: int) -> AbstractAsyncContextManager[Parts]:
             return relaying(*arguments, Delays(seed), relay_max_in_flight=20)

@@ -120,14 +120,14 @@ class Consumer:
         """Which events arrived at least once."""
         return {message.event_id for message in self.messages}
 
-    async def has(self, rows: Iterable[LogRow], seconds: float = 120) -> None:
+    async def has(self, rows: Iterable[LogRow]) -> None:
         """Wait until each of the rows has arrived."""
         wanted = {str(row.event_id) for row in rows}
 
         async def arrived() -> bool:
             return wanted <= self.event_ids
 
-        await until(arrived, seconds)
+        await until(arrived)
 
     def first_sequences(self) -> dict[UUID, list[int]]:
         """By stream, the sequence of each event where it arrived for the first time."""
@@ -188,7 +188,7 @@ async def cursors(database_url: str) -> dict[int, int]:
         return {row["shard"]: row["position"] for row in rows}
 
 
-async def all_passed(database_url: str, seconds: float = 120) -> None:
+async def all_passed(database_url: str) -> None:
     """Wait until every shard's cursor has passed the shard's last row."""
     async with session(database_url) as reader:
 
@@ -202,7 +202,7 @@ async def all_passed(database_url: str, seconds: float = 120) -> None:
                 """
             )
 
-        await until(passed, seconds)
+        await until(passed)
 
 
 async def last_positions(connection: asyncpg.Connection) -> dict[int, int]:

@@ -129,7 +129,6 @@ async def became(
     replay_id: str,
     state: ReplayState,
     code: ReplayPause | None = None,
-    seconds: float = 60,
 ) -> ReplayView:
     """Wait until it is in this state, for this reason where it is paused, and in nobody's hands."""
     found: list[ReplayView] = []
@@ -138,7 +137,7 @@ async def became(
         found[:] = [await look(database, replay_id)]
         return found[0].state is state and found[0].pause_code is code and found[0].relay is None
 
-    await until(there, seconds)
+    await until(there)
     return found[0]
 
 
@@ -165,22 +164,22 @@ class Again:
         """Which events, in order."""
         return [event_id for event_id, _, _ in self.messages]
 
-    async def has(self, rows: Iterable[LogRow], seconds: float = 60) -> None:
+    async def has(self, rows: Iterable[LogRow]) -> None:
         """Wait until each of the rows has arrived."""
         wanted = {str(row.event_id) for row in rows}
 
         async def arrived() -> bool:
             return wanted <= set(self.event_ids)
 
-        await until(arrived, seconds)
+        await until(arrived)
 
-    async def counts(self, messages: int, seconds: float = 60) -> None:
+    async def counts(self, messages: int) -> None:
         """Wait for so many messages, and no more: a confirm may come before its message does."""
 
         async def arrived() -> bool:
             return len(self.messages) >= messages
 
-        await until(arrived, seconds)
+        await until(arrived)
         assert len(self.messages) == messages
 
 

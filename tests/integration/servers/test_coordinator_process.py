@@ -171,9 +171,13 @@ async def test_sigterm_answers_who_waits_and_ends_with_success(
                 return logged[-1]
 
     url = str((await next_event("listening"))["url"])
-    await next_event("broker is usable")
     headers = {"Authorization": f"Bearer {TOKENS[0]['token']}"}
     async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60) as client:
+
+        async def ready() -> bool:
+            return (await client.get("/readyz")).status_code == 200
+
+        await eventually(ready)
         executor = {"Authorization": f"Bearer {TOKENS[1]['token']}"}
         body = {
             "node_id": "n",
