@@ -127,11 +127,13 @@ async def test_one_command_starts_all_of_it_and_ends_what_it_started(tmp_path: P
     assert "rent -> cash 600.00: insufficient-funds" in said
     assert "sum            0.00" in said
     assert not (tmp_path / ".tenure" / "connection.json").exists()
-    assert [
-        pid
-        for pid in processes.all_pids()
-        if str(tmp_path) in " ".join(processes.command_line(pid))
-    ] == []
+
+    def nothing_is_left() -> bool:
+        return not any(
+            str(tmp_path) in " ".join(processes.command_line(pid)) for pid in processes.all_pids()
+        )
+
+    await eventually(nothing_is_left)
 
 
 @pytest.mark.requirement("LEASE-10")
