@@ -119,7 +119,7 @@ class Reception:
         if not may_start(stored_now=stored_now, known_here=known):
             self._metrics.duplicates.inc()
         elif self._work.draining:  # the drain began while the inbox wrote
-            self._work.reject(assignment, Reason.NODE_DRAINING)
+            self._work.hand_back(assignment)
         else:
             self._work.start(assignment)
 

@@ -111,6 +111,11 @@ class Work:
         """Hand an assignment back to the coordinator."""
         self._spawn(self._reject(assignment, reason))
 
+    def hand_back(self, assignment: Assignment) -> None:
+        """It was stored, and is not begun because the node drains: it has ended here."""
+        self._ended(assignment.attempt_id)
+        self.reject(assignment, Reason.NODE_DRAINING)
+
     def cancel(self, attempt_id: AttemptId) -> None:
         """The task is no longer wanted: end the handler; the pipeline confirms."""
         execution = self._executions.get(attempt_id)
@@ -128,9 +133,7 @@ class Work:
         """Start nothing more; hand back what has not started. What runs goes on."""
         self.draining = True
         while self._waiting:
-            assignment = self._waiting.popleft()
-            self._ended(assignment.attempt_id)
-            self.reject(assignment, Reason.NODE_DRAINING)
+            self.hand_back(self._waiting.popleft())
 
     def stop_all(self, stop: Stop) -> None:
         """Ask every run to end."""

@@ -1,6 +1,8 @@
 """Messages and comparisons come in the same way, and each attempt is started once."""
 
-from collections.abc import AsyncIterator
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +13,7 @@ from pydantic import BaseModel
 from tenure.contract.codec import encode_unstamped, stamp, unstamped
 from tenure.contract.codes import Reason
 from tenure.contract.events import Event, EventData, event_type
+from tenure.contract.faultpoints import NO_FAULTS, FaultPoint, FaultPoints
 from tenure.contract.ids import IncarnationId, NodeId
 from tenure.contract.reports import Assignment as Listed
 from tenure.contract.states import AttemptState, EntityType
@@ -53,7 +56,9 @@ class Recording:
 
 
 class Bench:
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, *, faults: Callable[[Work], FaultPoints] = lambda _: NO_FAULTS
+    ) -> None:
         app = Executor("bench", version="1")
         app.task(ECHO)(echo)
         metrics = ExecutorMetrics()
@@ -70,6 +75,7 @@ class Bench:
             inbox=self.inbox,
             work=self.work,
             metrics=metrics,
+            faults=faults(self.work),
         )
 
     def event(self, given: Assignment, **changes: object) -> bytes:
@@ -174,6 +180,30 @@ async def test_what_arrives_during_a_drain_is_handed_back(bench: Bench) -> None:
     await bench.reception.messages([bench.event(given)])
     await bench.work.idle()
     assert bench.pipeline.rejected == [(given.attempt_id, Reason.NODE_DRAINING)]
+
+
+class DrainedOnceStored:
+    """Its node begins to drain while it writes."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+
+    async def reach(self, point: FaultPoint, subject: str = "") -> None:
+        self.work.drain()
+
+
+async def test_what_was_stored_when_a_drain_began_is_handed_back_and_not_left_to_the_next_start(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path, faults=DrainedOnceStored)
+    bench.inbox.start()
+    given = assignment()
+    await bench.reception.messages([bench.event(given)])
+    await bench.work.idle()
+    await bench.inbox.stop(10)
+    assert bench.pipeline.rejected == [(given.attempt_id, Reason.NODE_DRAINING)]
+    with closing(sqlite3.connect(inbox_path(tmp_path, NodeId("n")))) as connection:
+        assert connection.execute("select state from inbox").fetchall() == [("ended",)]
 
 
 async def test_messages_that_cannot_be_read_are_dead_letters_and_hold_nothing_up(
