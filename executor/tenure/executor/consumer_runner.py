@@ -4,7 +4,7 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -25,12 +25,12 @@ from tenure.executor.errors import (
     ExecutorError,
     HandlerFailed,
     InboxUnavailable,
-    LifespanFailed,
     SubscriptionMissing,
 )
 from tenure.executor.event_inbox import Stream, stream_of
 from tenure.executor.http import Coordinator
 from tenure.executor.lanes import Lanes
+from tenure.executor.lifespans import NotOpened, opened
 from tenure.executor.logs import configure_logs
 from tenure.executor.patience import Condition, jitter_seconds, retrying
 from tenure.executor.status import StatusPages, serve
@@ -65,8 +65,15 @@ async def run_until(
     """As ``run``, without signals and logging of its own: until ``stopping`` is asked."""
     consumer.refuse_empty()
     process = _Process(consumer, settings, stopping)
-    async with process.listening(), _opened(consumer) as resources:
-        await process.run(resources)
+    whose = f"consumer {consumer.name!r}"
+    try:
+        async with (
+            process.listening(),
+            opened(consumer.open_resources(), stopping, whose=whose) as resources,
+        ):
+            await process.run(resources)
+    except NotOpened:
+        log.info("asked to end before what handlers share was open")
     log.info("consumer ended", consumer=consumer.name)
 
 
@@ -374,22 +381,6 @@ class _Process:
             for one in self._conditions.values()
             if one.error
         )
-
-
-@asynccontextmanager
-async def _opened(consumer: EventConsumer) -> AsyncIterator[Any]:
-    """What the lifespan yields. Raises LifespanFailed when it does not come to that."""
-    async with AsyncExitStack() as stack:
-        try:
-            resources = await stack.enter_async_context(consumer.open_resources())
-        except TenureError:
-            raise
-        except Exception as error:
-            raise LifespanFailed(
-                f"the lifespan of consumer {consumer.name!r} failed:"
-                f" {type(error).__name__}: {error}"
-            ) from error
-        yield resources
 
 
 @contextmanager

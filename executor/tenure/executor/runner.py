@@ -4,23 +4,24 @@ import asyncio
 import gc
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import Any, Final
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final
 from uuid import uuid4
 
 import structlog
 
-from tenure.contract.errors import TenureError
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoints
 from tenure.contract.ids import IncarnationId
 from tenure.executor.app import Executor
+from tenure.executor.aside import aside
 from tenure.executor.clock import Clock, counts_suspend, system_clock
 from tenure.executor.config import ExecutorSettings
-from tenure.executor.errors import DeclarationError, LifespanFailed, NodeGone
+from tenure.executor.errors import DeclarationError, NodeGone
 from tenure.executor.executable import executable_of_app, place_of
 from tenure.executor.http import Coordinator
 from tenure.executor.inbox import Inbox, inbox_path
 from tenure.executor.isolation.sandbox import Sandbox
+from tenure.executor.lifespans import NotOpened, opened
 from tenure.executor.logs import configure_logs
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.executor.patience import Condition
@@ -96,36 +97,41 @@ async def run_until(
     sandbox = make_sandbox(
         settings.place, output_limit_bytes=settings.output_limit_bytes, application=place_of(app)
     )
-    async with _listening(settings.listen_address, pages), _opened(app) as resources:
-        inbox.start()
-        await asyncio.to_thread(sandbox.clear)
-        around = Surroundings(
-            settings=settings,
-            handlers=app.handlers,
-            concurrency=concurrency,
-            software=f"{app.name} {app.version}",
-            executable=executable_of_app(app, build_digest=settings.build_digest),
-            sandbox=sandbox,
-            resources=resources,
-            coordinator=coordinator,
-            inbox=inbox,
-            clock=clock or system_clock(),
-            metrics=counted,
-            coordinator_condition=conditions[0],
-            broker_condition=conditions[1],
-            faults=faults,
-        )
-        try:
-            while True:
-                session = Session(around, node_id=node_id, incarnation=incarnation)
-                ended = await session.run(stopping)
-                if ended is Ended.DRAINED or stopping.asked:
-                    break
-                _check_rejoin(session, node_id)
-                incarnation = IncarnationId(str(uuid4()))
-        finally:
-            await inbox.stop(_INBOX_STOP_SECONDS)
-            await coordinator.close()
+    lifespan = opened(app.open_resources(), stopping, whose=f"executor {app.name!r}")
+    try:
+        async with _listening(settings.listen_address, pages), lifespan as resources:
+            inbox.start()
+            await aside(sandbox.clear)
+            around = Surroundings(
+                settings=settings,
+                handlers=app.handlers,
+                concurrency=concurrency,
+                software=f"{app.name} {app.version}",
+                executable=executable_of_app(app, build_digest=settings.build_digest),
+                sandbox=sandbox,
+                resources=resources,
+                coordinator=coordinator,
+                inbox=inbox,
+                clock=clock or system_clock(),
+                metrics=counted,
+                coordinator_condition=conditions[0],
+                broker_condition=conditions[1],
+                faults=faults,
+            )
+            try:
+                while True:
+                    session = Session(around, node_id=node_id, incarnation=incarnation)
+                    ended = await session.run(stopping)
+                    if ended is Ended.DRAINED or stopping.asked:
+                        break
+                    _check_rejoin(session, node_id)
+                    incarnation = IncarnationId(str(uuid4()))
+            finally:
+                await inbox.stop(_INBOX_STOP_SECONDS)
+                await coordinator.close()
+    except NotOpened:
+        log.info("asked to end before what handlers share was open")
+        await coordinator.close()
     log.info("executor ended", node_id=node_id)
 
 
@@ -184,21 +190,6 @@ async def _listening(address: tuple[str, int] | None, pages: StatusPages) -> Asy
         yield
     finally:
         server.close()
-
-
-@asynccontextmanager
-async def _opened(app: Executor) -> AsyncIterator[Any]:
-    """What the lifespan yields. Raises LifespanFailed when it does not come to that."""
-    async with AsyncExitStack() as stack:
-        try:
-            resources = await stack.enter_async_context(app.open_resources())
-        except TenureError:
-            raise
-        except Exception as error:
-            raise LifespanFailed(
-                f"the lifespan of executor {app.name!r} failed: {type(error).__name__}: {error}"
-            ) from error
-        yield resources
 
 
 @contextmanager
