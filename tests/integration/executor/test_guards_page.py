@@ -16,7 +16,7 @@ PAGE = (REPOSITORY / "docs" / "guards.md").read_text(encoding="utf-8")
 async def test_the_recipe_in_plain_sql_writes_once_and_refuses_an_older_token(
     empty_database: FreshDatabase,
 ) -> None:
-    recipe, scoped = re.findall(r"^```sql\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    recipe, scoped, asking = re.findall(r"^```sql\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     older = recipe.replace("4294967297", "4294967296").replace("'payment'", "'another'")
     expired = recipe.replace("now() + interval '30 s", "now() - interval '30 s")
     async with downstream(empty_database.admin_url) as receiver:
@@ -40,9 +40,19 @@ async def test_the_recipe_in_plain_sql_writes_once_and_refuses_an_older_token(
                     await writer.execute(refused)
                 assert caught.value.sqlstate == "TN003"
                 await writer.execute("rollback")
+            await receiver.owner.execute(asking)
+            unguarded = "insert into payments values ('17', 1250, 1)"
+            own = scoped.replace("payment of order 17", "once more")
+            another = own.replace("values ('17'", "values ('18'")
+            for refused in (unguarded, another):
+                with pytest.raises(asyncpg.PostgresError) as caught:
+                    await writer.execute(refused)
+                assert caught.value.sqlstate == "TN003"
+                await writer.execute("rollback")
+            await writer.execute(own)
             settled = "select tenure_settle($1, $2, 'payment', 4294967297)"
             task, attempt = re.findall(r"'([0-9a-f-]{36})'", recipe)
             assert await writer.fetchval(settled, task, attempt)
         finally:
             await writer.close()
-        assert await receiver.owner.fetchval("select count(*) from payments") == 2
+        assert await receiver.owner.fetchval("select count(*) from payments") == 3

@@ -150,6 +150,82 @@ async def test_a_scope_that_is_not_understood_permits_nothing_to_either(
     )
 
 
+STRICT = """
+create function judged() returns trigger language plpgsql as $$
+begin
+    perform tenure_require('write', 'orders/' || new.value);
+    return new;
+end
+$$;
+create trigger judged before insert or update on effects for each row execute function judged();
+"""
+"""As an application's owner writes it: the table says what its rows are."""
+
+
+@pytest.fixture(scope="module")
+async def strict(database_server: DatabaseServer) -> AsyncIterator[Downstream]:
+    async with database_server.fresh() as database, downstream(database.admin_url) as made:
+        await made.owner.execute(STRICT)
+        yield made
+
+
+@pytest.mark.requirement("LEASE-11")
+@EVERY_DRIVER
+async def test_a_table_that_asks_refuses_what_the_handler_did_not_name(
+    strict: Downstream, driver: Driver
+) -> None:
+    """It names an order that it may touch, and writes to another."""
+    context = await attempt(strict.owner, scope=ORDER_17, input={"order": 17})
+    async with driver.open(strict.writer_url) as guard:
+        with pytest.raises(OutOfScope, match="no operation 'write' on 'orders/18'"):
+            await driver.write(guard, context, "18", "write", key="orders/17")
+        with pytest.raises(OutOfScope):
+            await driver.write(guard, context, "17", "write", key="orders/17",
+                               statement="insert into effects (task_id, value)"
+                               " values (cast({} as uuid), '17'), (null, {} || '8')")  # fmt: skip
+        assert await driver.write(guard, context, "17", "write", key="orders/17")
+        everything = await attempt(strict.owner)
+        assert await driver.write(guard, everything, "18", "write")
+    assert await strict.effects(context.task_id) == ["17"]
+
+
+@pytest.mark.requirement("LEASE-11")
+async def test_a_table_that_asks_takes_nothing_outside_of_a_guarded_transaction(
+    strict: Downstream,
+) -> None:
+    context = await attempt(strict.owner, scope=ORDER_17, input={"order": 17})
+    insert = f"insert into effects (task_id, value) values ('{context.task_id}', '17')"
+    async with SqlGuard(strict.writer_url) as guard, session(strict.writer_url) as writer:
+        async with guard.transaction(context, operation="write", key="orders/17") as effect:
+            said = await effect.connection.fetchval("select current_setting('tenure.guarded')")
+            await effect.connection.execute(insert)
+        another = await attempt(strict.owner)
+        for before in (
+            "select 1",
+            f"select set_config('tenure.guarded', '{said}', false)",
+            "set tenure.guarded = 'nonsense'",
+            # Its effect was done before: there is nothing to write.
+            (
+                f"select tenure_guard('{context.task_id}', '{context.attempt_id}',"
+                f' \'["write", "orders/17"]\', {context.fencing_token},'
+                f" '{context.expires_at}', '1 s', 60000,"
+                f" '{context.scope.to_json()}', 'write', 'orders/17')"
+            ),
+            # Guarded for another task, it says that it is that one.
+            (
+                f"select tenure_guard('{another.task_id}', '{another.attempt_id}', 'row',"
+                f" {another.fencing_token}, '{another.expires_at}', '1 s', 60000);"
+                f" select set_config('tenure.guarded', '{said}', true)"
+            ),
+        ):
+            await writer.execute(f"begin; {before}")
+            with pytest.raises(asyncpg.PostgresError) as refused:
+                await writer.execute(insert)
+            await writer.execute("rollback")
+            assert refused.value.sqlstate in ("TN003", "22P02"), before
+    assert await strict.effects(context.task_id) == ["17"]
+
+
 FEW = "ab%_!\\*{}.[é𝄞 "
 texts = st.one_of(
     st.text(FEW, max_size=4),
@@ -265,7 +341,8 @@ async def test_an_installation_without_scopes_is_told_and_renewed_with_its_grant
 ) -> None:
     async with downstream(empty_database.admin_url) as receiver:
         await receiver.owner.execute(
-            "drop table tenure_fence; drop function tenure_raise_fence, tenure_guard;" + EARLIER
+            "drop table tenure_fence;"
+            "drop function tenure_raise_fence, tenure_guard, tenure_require;" + EARLIER
         )
         await receiver.owner.execute(
             f'grant execute on function tenure_raise_fence, tenure_guard to "{receiver.role}"'
@@ -275,7 +352,7 @@ async def test_an_installation_without_scopes_is_told_and_renewed_with_its_grant
             with pytest.raises(GuardNotInstalled, match="earlier version"):
                 await guard.raise_fence(context)
             facts = await inspect(receiver.writer_url)
-            assert facts.lacking == ("tenure_raise_fence", "tenure_guard")
+            assert facts.lacking == ("tenure_raise_fence", "tenure_guard", "tenure_require")
             await receiver.owner.execute(install_statements())  # which names no account
             assert (await inspect(receiver.writer_url)).lacking == ()
             await guard.raise_fence(context)

@@ -17,6 +17,7 @@ from tenure.executor.context import Context
 from tenure.executor.errors import GuardUnavailable
 from tenure.executor.guards.sql_common import (
     LAST_WAIT_SECONDS,
+    OUT_OF_SCOPE,
     SETTLE_SECONDS,
     Calls,
     ConnectionT_co,
@@ -31,6 +32,7 @@ from tenure.executor.guards.sql_common import (
     lost_before_commit,
     no_connection,
     of_statement,
+    out_of_scope,
     over,
     patience,
     prove_arguments,
@@ -197,6 +199,8 @@ class AsyncGuard(Generic[ConnectionT_co]):
                 late = clock() >= began_at + limit_milliseconds / 1000
                 if failure.says_over or (failure.lost and late):
                     raise over(context) from error
+                if failure.sqlstate == OUT_OF_SCOPE:  # a trigger of the application's asked
+                    raise out_of_scope(failure) from error
                 if failure.lost:
                     raise lost_before_commit() from error
                 raise

@@ -7,6 +7,7 @@ from typing import Final
 FUNCTIONS: Final = (
     "tenure_raise_fence(uuid, bigint, timestamptz, interval, jsonb)",
     "tenure_guard(uuid, uuid, text, bigint, timestamptz, interval, bigint, jsonb, text, text)",
+    "tenure_require(text, text)",
     "tenure_prove(uuid, uuid, text)",
     "tenure_settle(uuid, uuid, text, bigint)",
 )

@@ -247,6 +247,39 @@ begin
         clock_timestamp())
     on conflict (task_id, operation) do nothing;
     already_done := not found;
+    -- Where tenure_require finds the row that vouches for this transaction. Whoever sets it to
+    -- something else finds no such row.
+    perform set_config(
+        'tenure.guarded', jsonb_build_array(p_task_id, p_operation)::text, true);
+end
+$$;
+
+-- For triggers of the application's own tables, which know what a row is whatever its writer says:
+-- whether the effect that this transaction is guarded for may do this operation to this object.
+create or replace function @schema@.tenure_require(p_operation text, p_object text) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_guarded jsonb := nullif(current_setting('tenure.guarded', true), '');
+    v_scope jsonb;
+begin
+    select f.scope into v_scope
+    from @schema@.tenure_inbox i join @schema@.tenure_fence f using (task_id)
+    where i.task_id = (v_guarded ->> 0)::uuid and i.operation = v_guarded ->> 1
+        and i.fencing_token = f.fencing_token
+        and i.xmin = pg_current_xact_id_if_assigned()::xid and i.done_at >= now();
+    if not found then
+        raise exception using
+            errcode = 'TN003',
+            message = 'this transaction is not guarded, or its effect was done before',
+            hint = 'Call tenure_guard as its first statement.';
+    end if;
+    if not @schema@.tenure_permits(v_scope, p_operation, coalesce(p_object, '')) then
+        raise exception using
+            errcode = 'TN003',
+            message = format('the lease of task %s permits no operation %L on %L',
+                v_guarded ->> 0, p_operation, coalesce(p_object, ''));
+    end if;
 end
 $$;
 
@@ -332,6 +365,7 @@ revoke all on function
     @schema@.tenure_raise_fence(uuid, bigint, timestamptz, interval, jsonb),
     @schema@.tenure_guard(
         uuid, uuid, text, bigint, timestamptz, interval, bigint, jsonb, text, text),
+    @schema@.tenure_require(text, text),
     @schema@.tenure_prove(uuid, uuid, text),
     @schema@.tenure_settle(uuid, uuid, text, bigint)
 from public;
@@ -363,6 +397,14 @@ begin
             execute format('grant execute on function %s to %s', v_names[2], v_role);
         end loop;
         execute format('drop function %s', v_names[1]);
+    end loop;
+    for v_role in
+        select a.grantee from pg_proc p, aclexplode(p.proacl) a
+        where p.oid = to_regprocedure(v_names[2])
+            and a.grantee <> 0 and a.privilege_type = 'EXECUTE'
+    loop
+        execute format(
+            'grant execute on function %s to %s', '@schema@.tenure_require(text, text)', v_role);
     end loop;
 end
 $$;
