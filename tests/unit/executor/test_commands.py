@@ -16,6 +16,7 @@ from tenure.contract.codes import Reason
 from tenure.contract.reports import Deliver, Report
 from tenure.executor import CommandResult, Executor, Limits, Resources, TaskType
 from tenure.executor.errors import DeclarationError
+from tenure.executor.isolation.place import Account, Place
 from tenure.executor.scope import GrantedScope
 from tests.support.attempts import EXPIRES, assignment
 from tests.support.later import is_later
@@ -157,6 +158,25 @@ async def test_a_scope_that_no_environment_can_hold_is_no_scope_to_a_receiver(
     said = output(await b.run(assignment("ask")))["said"]["TENURE_SCOPE"]
     with pytest.raises(ValueError, match="JSON"):
         GrantedScope.from_json(said)
+
+
+@pytest.mark.requirement("OPS-07")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run processes as somebody else")
+@pytest.mark.parametrize("account", [None, "nobody"])
+async def test_only_as_somebody_else_it_cannot_look_into_the_executor(
+    tmp_path: Path, account: str | None
+) -> None:
+    path = tmp_path / "program"
+    path.write_text("#!/bin/sh\nwc -c < /proc/$PPID/environ\n", encoding="utf-8")
+    path.chmod(0o755)
+    app = Executor("commands", version="1")
+    app.command(RUN, str(path), digest=digest(path), effects="none")
+    place = Place(account=None if account is None else Account.named(account))
+    b = Bench.of(app, place)
+    b.reports.input = {}
+    found = output(await b.run(assignment("run")))
+    assert (found["exit_status"] == 0) == (account is None), found
+    assert ("denied" in found["stderr"]) == (account is not None)
 
 
 async def test_it_is_told_the_trace_of_the_submission(program: Path) -> None:

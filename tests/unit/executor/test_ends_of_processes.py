@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import pwd
 import signal
+import tempfile
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from pathlib import Path
@@ -144,3 +146,28 @@ def test_a_script_that_is_changed_while_it_runs_goes_on_as_it_was_verified(
         assert "second" in (tmp_path / "program").read_text().splitlines()[-1]
 
     on_each_loop(check)
+
+
+def test_a_folder_is_removed_whatever_may_not_be_written_to_in_it(tmp_path: Path) -> None:
+    """Caches of packages are like that."""
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o755)
+    folder = Path(tempfile.mkdtemp())  # where other accounts reach it
+    inner = folder / "cache" / "package"
+    inner.mkdir(parents=True)
+    (inner / "file").write_text("read only")
+    (inner / "elsewhere").symlink_to(outside)
+    accounts = os.geteuid(), pwd.getpwnam("nobody").pw_uid
+    if accounts[0] == 0:
+        for each in (folder, folder / "cache", inner):
+            os.chown(each, accounts[1], -1)
+    for each in (inner, folder / "cache"):
+        each.chmod(0o500)
+    try:
+        if accounts[0] == 0:
+            os.seteuid(accounts[1])  # nothing is in root's way
+        process.remove_folder(str(folder))
+    finally:
+        os.seteuid(accounts[0])
+    assert not folder.exists()
+    assert outside.stat().st_mode & 0o777 == 0o755

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -167,7 +168,7 @@ async def running(
     finally:
         if cgroup is not None:
             cgroup.remove()
-        await _uninterrupted(aside(lambda: shutil.rmtree(folder, ignore_errors=True)))
+        await _uninterrupted(aside(lambda: remove_folder(folder)))
 
 
 def _make_folder(place: Place) -> str:
@@ -175,6 +176,22 @@ def _make_folder(place: Place) -> str:
     if place.account is not None:
         os.chown(folder, place.account.uid, place.account.gid)
     return folder
+
+
+def remove_folder(folder: str) -> None:
+    """With everything in it, folders that may not be written to included: caches of packages have
+    such. They are the executor's own account's then; for root nothing is in the way."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if os.geteuid() == 0 or not os.path.exists(folder):
+        return
+    shut = [folder]
+    while shut:
+        parent = shut.pop()
+        with suppress(OSError):
+            os.chmod(parent, stat.S_IRWXU)
+            with os.scandir(parent) as entries:  # links lead elsewhere
+                shut += [each.path for each in entries if each.is_dir(follow_symlinks=False)]
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _own_environment(folder: str) -> dict[str, str]:
