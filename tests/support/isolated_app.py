@@ -21,7 +21,7 @@ class Job(BaseModel):
 
 
 class Done(BaseModel):
-    said: str = ""
+    said: Any = ""
     number: int = 0
 
 
@@ -79,6 +79,32 @@ def do_leave(input: Job, context: Context[Any]) -> Done:
     )
     Path(input.path).write_text(str(other.pid))
     return Done()
+
+
+def do_misname(input: Job, context: Context[Any]) -> Done:
+    """Trips over a name that is no text, as files may have."""
+    raise FileNotFoundError(2, "No such file", os.fsdecode(b"caf\xe9"))
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def do_mute(input: Job, context: Context[Any]) -> Done:
+    raise Mute
+
+
+def do_misword(input: Job, context: Context[Any]) -> Done:
+    raise Fail("no_file", os.fsdecode(b"caf\xe9"))
+
+
+def do_nan(input: Job, context: Context[Any]) -> Done:
+    return Done(said={"mean": float("nan")})
+
+
+def do_object(input: Job, context: Context[Any]) -> Done:
+    return Done(said=object())
 
 
 def do_abandon(input: Job, context: Context[Any]) -> Done:

@@ -8,7 +8,6 @@ when the authority is over by then: the coordinator judges, and keeps a late one
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -58,7 +57,7 @@ from tenure.executor.losses import REFUSALS, say_ended, say_lost, why_over
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.executor.patience import jitter_seconds
 from tenure.executor.reports import Answer
-from tenure.executor.words import faults_of, storable
+from tenure.executor.words import faults_of, storable, text_of
 
 log = structlog.get_logger("tenure.executor")
 
@@ -396,7 +395,7 @@ class Pipeline:
             else (type(error), error, within_handler(error.__traceback__)),
         )
         return self._failed(
-            execution, Reason.HANDLER_FAILED, f"{type(error).__name__}: {_text(error)}"
+            execution, Reason.HANDLER_FAILED, f"{type(error).__name__}: {text_of(error)}"
         )
 
     def _failed(
@@ -466,12 +465,6 @@ def _about(assignment: Assignment) -> dict[str, Any]:
 
 def _reject(assignment: Assignment, reason: Reason) -> Reject:
     return Reject(**_about(assignment), reason=reason)
-
-
-def _text(error: BaseException) -> str:
-    with contextlib.suppress(Exception):  # a __str__ of the user's may fail itself
-        return str(error)
-    return "(its message cannot be shown)"
 
 
 def _present(value: Any) -> Any:

@@ -1,5 +1,7 @@
 """Words of user code, as the coordinator can store them."""
 
+import contextlib
+
 from pydantic import ValidationError
 
 
@@ -22,3 +24,10 @@ def faults_of(error: ValueError) -> str:
         f"{'.'.join(str(part) for part in fault['loc']) or 'the value'}: {fault['msg']}"
         for fault in error.errors(include_url=False, include_input=False, include_context=False)
     )
+
+
+def text_of(error: BaseException) -> str:
+    """An exception in its own words."""
+    with contextlib.suppress(Exception):  # a __str__ of the user's may fail itself
+        return str(error)
+    return "(its message cannot be shown)"

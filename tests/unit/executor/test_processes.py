@@ -110,6 +110,11 @@ async def test_it_finds_what_its_declaration_gives_it_and_nothing_else(
         ("raise", Reason.HANDLER_FAILED, True, "KeyError: 'nothing here'"),
         ("exit", Reason.PROCESS_DIED, True, "exit status 3"),
         ("talk", Reason.OUTPUT_INVALID, True, "4096"),
+        ("misname", Reason.HANDLER_FAILED, True, "FileNotFoundError: [Errno 2] No such file: 'caf"),
+        ("mute", Reason.HANDLER_FAILED, True, "Mute: (its message cannot be shown)"),
+        ("misword", "no_file", False, "caf?"),
+        ("nan", Reason.OUTPUT_INVALID, True, "NaN"),
+        ("object", Reason.OUTPUT_INVALID, True, "object"),
     ],
 )
 async def test_what_it_raises_is_reported_as_in_the_executor(

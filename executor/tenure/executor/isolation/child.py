@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from pydantic import BaseModel
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 
+from tenure.contract.codec import check_value
 from tenure.contract.codes import Reason
+from tenure.contract.errors import InvalidPayload
 from tenure.contract.ids import AttemptId, FencingToken, TaskId
 from tenure.contract.scope import Scope
 from tenure.executor.app import Executor
@@ -39,9 +41,11 @@ from tenure.executor.isolation.shared import Cell, SharedLease
 from tenure.executor.lease import Lease
 from tenure.executor.progress import as_said, checkpoint_value
 from tenure.executor.side_effects import SideEffect, SideEffects
+from tenure.executor.words import storable, text_of
 
 _POLL_SECONDS: Final = 0.05
 _TRACEBACK_CHARACTERS: Final = 20_000
+_MESSAGE_CHARACTERS: Final = 20_000
 
 
 class ProcessContext(Context[Any]):
@@ -161,28 +165,43 @@ def _run(request: dict[str, Any], parts: Parts) -> bytes:
             )
         else:
             output = asyncio.run(_run_alone(_found(request["application"]), request, parts))
-        return to_json({"kind": "output", "output": output})
+        return _given(output)
     except Fail as error:
-        return to_json({"kind": "fail", "reason": error.reason, "message": error.message})
+        return _answer("fail", reason=error.reason, message=error.message)
     except Retry as error:
-        return to_json(
-            {"kind": "retry", "message": error.message, "after_seconds": error.after_seconds}
-        )
+        return _answer("retry", message=error.message, after_seconds=error.after_seconds)
     except OutOfScope as error:
-        return to_json({"kind": "out_of_scope", "message": error.message})
+        return _answer("out_of_scope", message=error.message)
     except AuthorityError as error:
         seen = error.seen_token if isinstance(error, StaleToken) else None
-        return to_json({"kind": "authority_over", "message": error.message, "seen_token": seen})
+        return _answer("authority_over", message=error.message, seen_token=seen)
     except asyncio.CancelledError:
-        return to_json({"kind": "stopped"})
+        return _answer("stopped")
     except MemoryError:
         return _failed(Reason.RESOURCE_LIMIT, "it needed more memory than its reservation")
     except OSError as error:
         limited = error.errno in (errno.EFBIG, errno.EMFILE)  # its limits of files
         reason = Reason.RESOURCE_LIMIT if limited else Reason.HANDLER_FAILED
-        return _failed(reason, f"{type(error).__name__}: {error}")
+        return _failed(reason, f"{type(error).__name__}: {text_of(error)}")
     except BaseException as error:  # noqa: BLE001 - the executor tells the coordinator
-        return _failed(Reason.HANDLER_FAILED, f"{type(error).__name__}: {error}")
+        return _failed(Reason.HANDLER_FAILED, f"{type(error).__name__}: {text_of(error)}")
+
+
+def _given(output: object) -> bytes:
+    """An output, or what is wrong with it: NaN would be written as null, and lost silently."""
+    try:
+        check_value(output.model_dump() if isinstance(output, BaseModel) else output, "the output")
+        return to_json({"kind": "output", "output": output})
+    except (InvalidPayload, PydanticSerializationError) as error:
+        return _failed(Reason.OUTPUT_INVALID, text_of(error))
+
+
+def _answer(kind: str, **said: Any) -> bytes:
+    """Words of the handler's as they can be told: any of them may hold what is no text."""
+    for name in ("reason", "message"):
+        if name in said:
+            said[name] = storable(said[name], _MESSAGE_CHARACTERS)
+    return to_json({"kind": kind, **said})
 
 
 async def _run_alone(app: Executor, request: dict[str, Any], parts: Parts) -> object:
@@ -208,14 +227,8 @@ def _input(model: type[BaseModel], request: dict[str, Any]) -> BaseModel:
 
 
 def _failed(reason: Reason, message: str) -> bytes:
-    return to_json(
-        {
-            "kind": "failed",
-            "reason": reason,
-            "message": message,
-            "traceback": traceback.format_exc()[-_TRACEBACK_CHARACTERS:],
-        }
-    )
+    told = storable(traceback.format_exc()[-_TRACEBACK_CHARACTERS:], _TRACEBACK_CHARACTERS)
+    return _answer("failed", reason=reason, message=message, traceback=told)
 
 
 def _found(reference: str) -> Any:
