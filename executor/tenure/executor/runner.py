@@ -28,6 +28,7 @@ from tenure.executor.patience import Condition
 from tenure.executor.session import Ended, Session, Surroundings
 from tenure.executor.status import StatusPages, serve
 from tenure.executor.stopping import Stopping
+from tenure.executor.work import Stayed
 
 REJOIN_AFTER_SECONDS: Final = 60.0
 """A node that was heard more lately than this and is gone was replaced by another process."""
@@ -119,12 +120,16 @@ async def run_until(
                 faults=faults,
             )
             try:
+                stayed: Sequence[Stayed] = ()
                 while True:
-                    session = Session(around, node_id=node_id, incarnation=incarnation)
+                    session = Session(
+                        around, node_id=node_id, incarnation=incarnation, stayed=stayed
+                    )
                     ended = await session.run(stopping)
                     if ended is Ended.DRAINED or stopping.asked:
                         break
                     _check_rejoin(session, node_id)
+                    stayed = session.stayed
                     incarnation = IncarnationId(str(uuid4()))
             finally:
                 await inbox.stop(_INBOX_STOP_SECONDS)

@@ -6,7 +6,7 @@ clients, inbox, metrics, the application's resources) outlives it and is passed 
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -48,7 +48,7 @@ from tenure.executor.reception import Reception
 from tenure.executor.renewals import Heard, Renewer
 from tenure.executor.reports import ReportStream
 from tenure.executor.stopping import Stopping
-from tenure.executor.work import Work
+from tenure.executor.work import Stayed, Work
 
 RENEWAL_SECONDS: Final = (0.5, 5.0)
 """Shortest and longest time that a renewal request may take."""
@@ -95,8 +95,15 @@ class Session:
     """``run`` until drained or gone."""
 
     def __init__(
-        self, around: Surroundings, *, node_id: NodeId, incarnation: IncarnationId
+        self,
+        around: Surroundings,
+        *,
+        node_id: NodeId,
+        incarnation: IncarnationId,
+        stayed: Sequence[Stayed] = (),
     ) -> None:
+        """``stayed``: handlers that an earlier incarnation of this process could not end."""
+        self.stayed = tuple(stayed)
         self._around = around
         self._node_id = node_id
         self._incarnation = incarnation
@@ -202,6 +209,7 @@ class Session:
             concurrency=around.concurrency,
             metrics=around.metrics,
             ended=self._attempt_ended,
+            stayed=self.stayed,
         )
         self._running = work
         shortest, longest = RENEWAL_SECONDS
@@ -285,6 +293,7 @@ class Session:
             return Ended.DRAINED
         finally:
             await work.abandon(Code.NODE_GONE if self._gone.is_set() else PROCESS_ENDS)
+            self.stayed = work.stayed
             for loop in loops:
                 loop.cancel()
             await asyncio.gather(*loops, return_exceptions=True)

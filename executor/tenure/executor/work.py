@@ -2,9 +2,10 @@
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, Protocol
+from functools import partial
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 from structlog.contextvars import bind_contextvars
@@ -43,6 +44,13 @@ class Running(Protocol):
         """Say that a cancellation has arrived. Raises NodeGone."""
 
 
+class Stayed(NamedTuple):
+    """A handler that has not ended although it was asked to, and its task type."""
+
+    task_type: str
+    handler: "asyncio.Task[object]"
+
+
 class Work:
     """Starts, cancels and drains runs. At most ``slots`` run at once, and of a type at most as many
     as ``concurrency`` says; the coordinator counts too, so assignments wait here only while a
@@ -57,9 +65,11 @@ class Work:
         metrics: ExecutorMetrics,
         ended: Callable[[AttemptId], None],
         settled: Callable[[], None] = lambda: None,
+        stayed: Sequence[Stayed] = (),
     ) -> None:
         """``ended`` is told of each attempt that has ended here, ``settled`` of everything that was
-        under way and is not any more."""
+        under way and is not any more. ``stayed``: handlers of an earlier incarnation of this
+        process; each keeps its slot until it ends."""
         self._handlers = handlers
         self._free = slots
         self._at_once = concurrency or {}
@@ -76,11 +86,18 @@ class Work:
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
+        self.stayed: tuple[Stayed, ...] = ()  # who has not ended, once the runs were abandoned
         metrics.slots.set(slots)
         for name in handlers:  # what has no limit of its own has the slots
             at_once = min(slots, self._at_once.get(name, slots))
             metrics.concurrency.labels(task_type=name).set(at_once)
             self._count_running(name, 0)
+        self._stayed = {
+            each: partial(self._left, each) for each in stayed if not each.handler.done()
+        }
+        for one, left in self._stayed.items():
+            self._occupy(one.task_type)
+            one.handler.add_done_callback(left)
 
     def use(self, pipeline: Running) -> None:
         """The pipeline needs this module's wake-up, so it is made second."""
@@ -152,12 +169,21 @@ class Work:
         for execution in self._executions.values():
             say_given_up(execution, self._metrics, why)
         self.stop_all(Stop.AUTHORITY)
-        handlers = [each.handler for each in self._executions.values() if each.handler is not None]
+        types = {
+            each.handler: each.assignment.task_type
+            for each in self._executions.values()
+            if each.handler is not None
+        }
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if handlers:
-            await asyncio.wait(handlers, timeout=LEAVING_SECONDS)
+        stay = set[asyncio.Task[object]]()
+        if types:
+            _, stay = await asyncio.wait(types, timeout=LEAVING_SECONDS)
+        for one, left in self._stayed.items():  # whoever comes after this counts them
+            one.handler.remove_done_callback(left)
+            self._metrics.slots_used.dec()
+        self.stayed = (*self._stayed, *(Stayed(types[handler], handler) for handler in stay))
 
     async def watch(self) -> None:
         """The watchdog: ends handlers before their authority ends, with the network down too
@@ -228,9 +254,7 @@ class Work:
         while self._free > 0 and (assignment := self._next()) is not None:
             execution = Execution(assignment, self._handlers[assignment.task_type])
             self._executions[assignment.attempt_id] = execution
-            self._free -= 1
-            self._count_running(assignment.task_type, 1)
-            self._metrics.slots_used.inc()
+            self._occupy(assignment.task_type)
             self._spawn(self._run(execution))
 
     def _next(self) -> Assignment | None:
@@ -241,6 +265,21 @@ class Work:
                 del self._waiting[number]
                 return assignment
         return None
+
+    def _occupy(self, name: str) -> None:
+        self._free -= 1
+        self._metrics.slots_used.inc()
+        self._count_running(name, 1)
+
+    def _vacate(self, name: str) -> None:
+        self._free += 1
+        self._count_running(name, -1)
+        self._metrics.slots_used.dec()
+        self._fill_slots()
+
+    def _left(self, one: Stayed, _: object) -> None:
+        del self._stayed[one]
+        self._vacate(one.task_type)
 
     def _count_running(self, name: str, more: int) -> None:
         self._running[name] += more
@@ -269,10 +308,7 @@ class Work:
                 execution.handler.cancel()
             del self._executions[assignment.attempt_id]
             self._ended(assignment.attempt_id)
-            self._free += 1
-            self._count_running(assignment.task_type, -1)
-            self._metrics.slots_used.dec()
-            self._fill_slots()
+            self._vacate(assignment.task_type)
 
     async def _reject(self, assignment: Assignment, reason: Reason) -> None:
         assert self._pipeline is not None

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from uuid import uuid4
 
 import pytest
@@ -17,7 +19,7 @@ from tenure.executor.execution import Execution
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.executor.runner import run_until
 from tenure.executor.stopping import Stopping
-from tenure.executor.work import Work
+from tenure.executor.work import Stayed, Work
 from tenure.settings.errors import SettingsInvalid
 from tests.support.waiting import eventually
 
@@ -113,6 +115,69 @@ async def test_no_more_of_a_type_run_than_it_says_and_others_do_not_wait_for_it(
     assert Counter(held.ran) == {"resize": 6, "ocr": 1}
     assert shown(metrics) == {"resize": (0, 2), "ocr": (0, 4)}
     assert held.most["resize"] == 2
+
+
+class Staying:
+    """A pipeline whose handlers end when they like, and not when they are asked to."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+        self.ran = 0
+
+    async def run(self, execution: Execution) -> None:
+        self.ran += 1
+        execution.handler = asyncio.create_task(self._stay())
+        await asyncio.wait({execution.handler})
+
+    async def _stay(self) -> None:
+        while not self.may_end.is_set():
+            with suppress(asyncio.CancelledError):
+                await self.may_end.wait()
+
+    async def reject(self, given: Assignment, reason: Reason) -> None:
+        raise AssertionError
+
+    async def acknowledge_cancel(self, given: Assignment) -> None:
+        raise AssertionError
+
+
+async def test_who_stays_keeps_its_slot_over_incarnations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenure.executor.work.LEAVING_SECONDS", 0.01)
+    metrics = ExecutorMetrics()
+
+    def incarnation(stayed: Sequence[Stayed]) -> Work:
+        return Work(
+            app().handlers,
+            slots=3,
+            concurrency={"resize": 1},
+            metrics=metrics,
+            ended=lambda _: None,
+            stayed=stayed,
+        )
+
+    staying, held = Staying(), Held()
+    first = incarnation(())
+    first.use(staying)
+    first.start(assignment("resize"))
+    await eventually(lambda: staying.ran == 1)
+    await first.abandon()
+    second = incarnation(first.stayed)
+    await second.abandon()
+    assert [each.task_type for each in second.stayed] == ["resize"]
+    work = incarnation(second.stayed)
+    work.use(held)
+    assert shown(metrics)["resize"] == (1, 1)
+    for name in ("resize", "ocr", "ocr", "ocr"):
+        work.start(assignment(name))
+    await eventually(lambda: len(held.ran) == 2)
+    assert held.ran == ["ocr", "ocr"], "one slot is taken, and the only one of its type"
+    staying.may_end.set()
+    await eventually(lambda: len(held.ran) == 3)
+    assert held.ran[2] == "resize"
+    for _ in range(4):
+        held.may_end.release()
+    await work.idle()
+    assert shown(metrics) == {"resize": (0, 1), "ocr": (0, 3)}
 
 
 @pytest.mark.parametrize("number", [0, -1, 100_001])
