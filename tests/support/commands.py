@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
@@ -29,11 +30,14 @@ async def tenure(api: Fleet, *words: str) -> tuple[int, str, str]:
     return await asyncio.to_thread(_run, api.coordinator.url, words)
 
 
-async def tenure_process(api: Fleet, *words: str) -> tuple[int, str, str]:
-    """The same as a process of its own."""
+async def tenure_process(
+    api: Fleet, *words: str, folder: Path | None = None
+) -> tuple[int, str, str]:
+    """The same as a process of its own, in this folder."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tenure.cli", *words,
+        cwd=folder,
         env=kept | {"TENURE_URL": api.coordinator.url, "TENURE_TOKEN": OPERATOR},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

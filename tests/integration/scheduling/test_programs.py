@@ -1,9 +1,6 @@
 """Profiles, programs, backlog and explanations over HTTP and on the command line."""
 
-import asyncio
 import json
-import os
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +8,7 @@ from typing import Any
 import pytest
 
 from tenure.cli.exits import Exit
+from tests.support.commands import tenure_json, tenure_process
 from tests.support.coordinator import Fleet, fleet
 from tests.support.isolation import BrokerSpace, FreshDatabase
 from tests.support.sessions import session
@@ -36,27 +34,15 @@ async def api(database: FreshDatabase, broker: BrokerSpace) -> AsyncIterator[Fle
         yield found
 
 
-async def tenure(api: Fleet, folder: Path, *words: str) -> Any:
-    """What a command of the operator prints as JSON."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tenure.cli", *words, "-o", "json",
-        cwd=folder,
-        env=kept | {"TENURE_URL": api.coordinator.url, "TENURE_TOKEN": "operator-token-0001"},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    out, err = await process.communicate()
-    assert process.returncode == Exit.DONE, err.decode()
-    return json.loads(out)
-
-
 @pytest.mark.requirement("SCHED-01")
 async def test_a_pushed_profile_is_what_new_tasks_get_until_they_are_moved(
     api: Fleet, tmp_path: Path
 ) -> None:
     (tmp_path / "work.py").write_text(PROGRAM, encoding="utf-8")
-    pushed = await tenure(api, tmp_path, "profile", "push", "work:app")
+    push = ("profile", "push", "work:app", "-o", "json")
+    code, out, err = await tenure_process(api, *push, folder=tmp_path)
+    assert code == Exit.DONE, err
+    pushed = json.loads(out)
     (profile,) = pushed["profiles"]
     assert (profile["type"], profile["current"]) == ("echo", True)
     assert profile["content"]["executable"]["name"] == "worker"
@@ -67,7 +53,7 @@ async def test_a_pushed_profile_is_what_new_tasks_get_until_they_are_moved(
     nearest = why["filters"][2]["nearest"]
     assert nearest["code"] == "build_differs"
     assert profile["digest"] in nearest["wanted"]
-    moved = await tenure(api, tmp_path, "task", "move-profile", task_id)
+    moved = await tenure_json(api, "task", "move-profile", task_id)
     assert moved == {"task_id": task_id, "state": "open"}
     assert (await api.assigned(incarnation, task_id))["task_id"] == task_id
     timeline = (await api.reader.get(f"/v1/tasks/{task_id}")).json()["timeline"]
@@ -79,16 +65,16 @@ async def test_a_pushed_profile_is_what_new_tasks_get_until_they_are_moved(
 
 
 @pytest.mark.requirement("INC-06")
-async def test_nodes_of_a_withdrawn_program_are_given_nothing(api: Fleet, tmp_path: Path) -> None:
+async def test_nodes_of_a_withdrawn_program_are_given_nothing(api: Fleet) -> None:
     program = {"name": "hasher", "version": "1", "digest": "ab" * 32}
     incarnation = await api.register(executable=program)
-    withdrawn = await tenure(api, tmp_path, "executable", "withdraw", "ab" * 32)
+    withdrawn = await tenure_json(api, "executable", "withdraw", "ab" * 32)
     assert (withdrawn["state"], withdrawn["nodes"]) == ("withdrawn", 1)
     await api.register("node-2", executable=program)  # later ones are withdrawn too
     task_id = await api.submit()
     explained = (await api.reader.get(f"/v1/tasks/{task_id}/why")).json()["explanation"]
     assert explained["filters"][2]["codes"] == {"executable_withdrawn": 2}
-    listed = await tenure(api, tmp_path, "executable", "list")
+    listed = await tenure_json(api, "executable", "list")
     assert [one["nodes"] for one in listed["executables"]] == [2]
     again = await api.operator.http.patch(
         f"/v1/executables/{'ab' * 32}", json={"state": "registered"}
@@ -102,7 +88,7 @@ async def test_nodes_of_a_withdrawn_program_are_given_nothing(api: Fleet, tmp_pa
 
 @pytest.mark.requirement("SCHED-02")
 async def test_the_backlog_says_of_each_kind_of_waiting_tasks_why(
-    api: Fleet, tmp_path: Path
+    api: Fleet,
 ) -> None:
     await api.register(task_types=[{"name": "sha256"}, {"name": "far", "requirements": FAR}])
     drained = await api.executor.post(
@@ -114,7 +100,7 @@ async def test_the_backlog_says_of_each_kind_of_waiting_tasks_why(
         await api.submit(type="far")
     await api.submit()
     await api.submit(not_before="2100-01-01T00:00:00Z")
-    found = await tenure(api, tmp_path, "why", "--backlog")
+    found = await tenure_json(api, "why", "--backlog")
     assert (found["waiting"], found["not_before"]) == (4, 1)
     assert [(one["type"], one["tasks"]) for one in found["groups"]] == [("far", 3), ("sha256", 1)]
     codes = [
@@ -128,9 +114,7 @@ FAR = {"locations": ["moon"]}
 
 
 @pytest.mark.requirement("SCHED-02")
-async def test_explaining_a_submission_changes_nothing(
-    api: Fleet, database: FreshDatabase, tmp_path: Path
-) -> None:
+async def test_explaining_a_submission_changes_nothing(api: Fleet, database: FreshDatabase) -> None:
     await api.register(slots=3, resources={"cpu": "2"})
     async with session(database.owner_url) as owner:
 
@@ -141,8 +125,8 @@ async def test_explaining_a_submission_changes_nothing(
             ]
 
         before = await everything()
-        fits = await tenure(api, tmp_path, "submit", "sha256", "{}", "--explain", "--cpu", "1500m")
-        large = await tenure(api, tmp_path, "submit", "sha256", "{}", "--explain", "--cpu", "3")
+        fits = await tenure_json(api, "submit", "sha256", "{}", "--explain", "--cpu", "1500m")
+        large = await tenure_json(api, "submit", "sha256", "{}", "--explain", "--cpu", "3")
         later = await api.application.post(
             "/v1/tasks/explain", {"type": "sha256", "not_before": "2100-01-01T00:00:00Z"}
         )
