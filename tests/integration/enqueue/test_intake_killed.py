@@ -93,6 +93,7 @@ async def coordinator(database: FreshDatabase) -> AsyncIterator[asyncio.subproce
         await process.wait()
 
 
+@pytest.mark.timeout(300)  # several programs are started, one after the other
 @pytest.mark.requirement("OPS-01")
 async def test_of_coordinators_killed_again_and_again_each_committed_row_becomes_one_task(
     shop: Shop, emptied_database: FreshDatabase

@@ -133,6 +133,7 @@ async def test_a_queue_stays_while_messages_for_it_wait_in_the_log(
         assert (await reads.queues())[queue] is False
 
 
+@pytest.mark.timeout(300)  # a broker is started three times
 @pytest.mark.requirement("OPS-01")
 async def test_a_broker_that_was_away_or_wiped_gets_its_queues(
     database: FreshDatabase, private_rabbitmq: PrivateRabbitmq
