@@ -55,8 +55,8 @@ test: install test-deps $(if $(filter external docker,$(TENURE_TEST_SERVICES)),,
 	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist loadfile)
 
 .PHONY: sigterms
-sigterms: install system-deps ## End executors by SIGTERM at 200 random instants, some minutes; SEED=n
-	@TENURE_TEST_SIGTERMS=200 TENURE_TEST_SEED=$(or $(SEED),7) $(BIN)/python -m pytest tests/chaos/test_sigterms.py --timeout 1800 $(ARGS)
+sigterms: install system-deps ## End executors by SIGTERM at 200 random instants, half an hour; SEED=n
+	@TENURE_TEST_SIGTERMS=200 TENURE_TEST_SEED=$(or $(SEED),7) $(BIN)/python -m pytest tests/chaos/test_sigterms.py --timeout 5400 $(ARGS)
 
 .PHONY: test-kit
 test-kit: install system-deps ## Do every fault of the testing kit in memory and on real servers, and compare, some minutes
