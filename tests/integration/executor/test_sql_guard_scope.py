@@ -226,6 +226,29 @@ async def test_a_table_that_asks_takes_nothing_outside_of_a_guarded_transaction(
     assert await strict.effects(context.task_id) == ["17"]
 
 
+@pytest.mark.requirement("LEASE-11")
+@pytest.mark.parametrize("operation", ["write", "*"])
+async def test_an_operation_that_is_null_is_none_that_a_scope_permits(
+    strict: Downstream, operation: str
+) -> None:
+    """As where a trigger takes it from a column."""
+    scope = Scope(operations=(operation,), objects=("orders/*",))
+    context = await attempt(strict.owner, scope=scope)
+    driver = DRIVERS[0]
+
+    async def asks(operation: str) -> bool:
+        statement = (
+            f"select tenure_require({operation}, 'orders/17')"
+            " where cast({} as uuid) is not null and {} = ''"
+        )
+        return await driver.write(guard, context, "", "write", key="orders/17", statement=statement)
+
+    async with driver.open(strict.writer_url) as guard:
+        with pytest.raises(OutOfScope):
+            await asks("null")
+        assert await asks("'write'")
+
+
 FEW = "ab%_!\\*{}.[é𝄞 "
 texts = st.one_of(
     st.text(FEW, max_size=4),

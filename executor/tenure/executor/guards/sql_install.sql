@@ -235,7 +235,7 @@ begin
         p_task_id, p_fencing_token, p_expires_at, p_tolerance, p_scope);
     p_effect := coalesce(p_effect, p_operation);
     p_object := coalesce(p_object, '');
-    if not @schema@.tenure_permits(p_scope, p_effect, p_object) then
+    if @schema@.tenure_permits(p_scope, p_effect, p_object) is not true then
         raise exception using
             errcode = 'TN003',
             message = format('the lease of task %s under token %s permits no operation %L on %L',
@@ -274,7 +274,8 @@ begin
             message = 'this transaction is not guarded, or its effect was done before',
             hint = 'Call tenure_guard as its first statement.';
     end if;
-    if not @schema@.tenure_permits(v_scope, p_operation, coalesce(p_object, '')) then
+    -- An operation that is null, as a column may be, is none that a scope permits.
+    if @schema@.tenure_permits(v_scope, p_operation, coalesce(p_object, '')) is not true then
         raise exception using
             errcode = 'TN003',
             message = format('the lease of task %s permits no operation %L on %L',
