@@ -45,13 +45,16 @@ class Leaving:
 
     def _end(self, error: BaseException | None) -> None:
         time.sleep(LEAVING_SECONDS)  # the interpreter that ends meanwhile ends this too
-        structlog.get_logger("tenure.executor").warning(
-            "what handlers left running ends with the process",
-            threads=sorted(each.name for each in threading.enumerate() if not each.daemon),
-        )
-        code = self._code(error)
-        sys.stdout.flush()
-        os._exit(code)
+        code = Exit.DONE if error is None else Exit.FAULT
+        try:
+            structlog.get_logger("tenure.executor").warning(
+                "what handlers left running ends with the process",
+                threads=sorted(each.name for each in threading.enumerate() if not each.daemon),
+            )
+            code = self._code(error)
+            sys.stdout.flush()
+        finally:  # also where nobody reads what it says any more
+            os._exit(code)
 
     def _code(self, error: BaseException | None) -> Exit:
         if error is None:

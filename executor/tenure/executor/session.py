@@ -160,10 +160,9 @@ class Session:
     async def _take_back(self, registering: "asyncio.Task[RegistrationReply]") -> None:
         """A registration that is under way may arrive: work would be given to a node that is not
         there, and found out by its silence only."""
-        asked_before = self._around.coordinator_condition.in_trouble
-        await asyncio.wait(
-            {registering}, timeout=ANNOUNCE_SECONDS if asked_before else LAST_WORDS_SECONDS
-        )
+        away = self._around.coordinator_condition.in_trouble
+        limit = ANNOUNCE_SECONDS if away else LAST_WORDS_SECONDS
+        await asyncio.wait({registering}, timeout=limit)
         if registering.done() and registering.exception() is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORDS_SECONDS):

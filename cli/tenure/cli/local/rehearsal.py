@@ -107,7 +107,8 @@ async def _try(what: str, words: Sequence[str], environment: Mapping[str, str]) 
     code = child.returncode or 0
     if code < 0:
         raise LocalProcessFailedError(
-            f"{what}: the import was ended by {signal.Signals(-code).name}.\n{said.decode()}",
+            f"{what}: the import was ended by {signal.Signals(-code).name}.\n"
+            + said.decode(errors="replace"),
             advice="Import it by itself, with `python -X faulthandler -c 'import …'`.",
         )
     if code:

@@ -43,7 +43,7 @@ DATABASE: Final = "tenure"
 ROLES: Final = ("application", "executor", "operator", "read_only")
 READY_SECONDS: Final = 60.0
 DRAIN_VARIABLE: Final = "TENURE_DRAIN_SECONDS"
-DRAIN_MARGIN_SECONDS: Final = 10.0
+DRAIN_MARGIN_SECONDS: Final = 15.0
 """On top of an executor's own limit, so that it ends by itself."""
 SERVICE_DRAIN_SECONDS: Final = 15.0
 SERVER_STOP_SECONDS: Final = 40.0
