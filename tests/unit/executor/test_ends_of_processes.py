@@ -1,6 +1,7 @@
 """An attempt in a process is over when that ends, whatever it leaves behind."""
 
 import asyncio
+import errno
 import os
 import pwd
 import signal
@@ -16,7 +17,7 @@ import uvloop
 from tenure.contract.codes import Reason
 from tenure.contract.reports import Deliver, Report
 from tenure.executor import CommandResult, Executor, TaskType
-from tenure.executor.isolation import process, sandbox
+from tenure.executor.isolation import launch, process, sandbox
 from tests.support.attempts import assignment
 from tests.support.isolated_app import Done, Job, work
 from tests.support.later import is_later
@@ -146,6 +147,38 @@ def test_a_script_that_is_changed_while_it_runs_goes_on_as_it_was_verified(
         assert "second" in (tmp_path / "program").read_text().splitlines()[-1]
 
     on_each_loop(check)
+
+
+@pytest.mark.parametrize(
+    ("known", "flag", "otherwise", "runs"),
+    [
+        (True, 0o777, 0o777, True),
+        (False, 0o777, 0o777, True),
+        (True, 0o777, 0o666, True),
+        (True, None, 0o666, False),
+    ],
+    ids=["as it is", "an old kernel", "vm.memfd_noexec=1", "vm.memfd_noexec=2"],
+)
+def test_a_copy_that_could_not_be_executed_is_not_made(
+    monkeypatch: pytest.MonkeyPatch, known: bool, flag: int | None, otherwise: int, runs: bool
+) -> None:
+    """``flag``: the mode of a file that is asked to be executable, None where none is given."""
+    memfd_create = os.memfd_create
+
+    def create(name: str, flags: int) -> int:
+        asked = bool(flags & launch._MFD_EXEC)
+        if asked and (not known or flag is None):
+            raise OSError(errno.EACCES if known else errno.EINVAL, "refused")
+        descriptor = memfd_create(name, flags & ~launch._MFD_EXEC)
+        os.fchmod(descriptor, (flag if asked else otherwise) or 0)
+        return descriptor
+
+    monkeypatch.setattr(os, "memfd_create", create)
+    descriptor = launch._unnamed_file()
+    assert (descriptor is not None) is runs
+    if descriptor is not None:
+        assert os.fstat(descriptor).st_mode & 0o111
+        os.close(descriptor)
 
 
 def test_a_folder_is_removed_whatever_may_not_be_written_to_in_it(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ import json
 import os
 import resource
 import signal
+import stat
 import sys
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +22,7 @@ NOT_STARTED: Final = 127
 _CLONE_NEWUSER: Final = 0x10000000
 _CLONE_NEWNET: Final = 0x40000000
 _PR_SET_PDEATHSIG: Final = 1
+_MFD_EXEC: Final = 0x10
 
 
 class Refused(Exception):
@@ -128,10 +131,14 @@ def _unnamed_file() -> int | None:
     """One in memory, which can be sealed; None where there is none, or none that may be run."""
     if not hasattr(os, "memfd_create"):
         return None
-    try:
-        return os.memfd_create("program", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except OSError:
-        return None
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    for more in (_MFD_EXEC, 0):  # Linux before 6.3 does not know the flag, and needs none
+        with suppress(OSError):
+            descriptor = os.memfd_create("program", flags | more)
+            if os.fstat(descriptor).st_mode & stat.S_IXUSR:  # vm.memfd_noexec decides
+                return descriptor
+            os.close(descriptor)
+    return None
 
 
 def _write_all(descriptor: int, block: bytes) -> None:
