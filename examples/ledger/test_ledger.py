@@ -29,7 +29,10 @@ def administrator_url() -> str:
         return given
     running = Path(".tenure/connection.json")
     if not running.exists():
-        pytest.fail("no database: run `tenure up` in this folder, or set LEDGER_TEST_DATABASE_URL")
+        pytest.fail(
+            "no database: run `tenure up` in this folder, or set LEDGER_TEST_DATABASE_URL",
+            pytrace=False,
+        )
     stack = json.loads(running.read_text(encoding="utf-8"))
     return str(stack["database_url"])
 

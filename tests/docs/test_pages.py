@@ -32,6 +32,7 @@ from tests.support.documents import (
     predecessor,
     printed,
     skipped,
+    without_blocks,
 )
 from tests.support.repository import REPOSITORY, tracked_files
 from tests.support.terminals import CommandFailed, Running, Terminal, fresh_environment
@@ -187,6 +188,22 @@ def test_every_page_is_read() -> None:
         while (found := predecessor(before[-1])) is not None:
             assert found not in before, f"{page} comes after itself"
             before.append(found)
+
+
+def test_a_reader_is_told_where_to_come_from() -> None:
+    """The direction is a comment, which nobody sees: the prose above has to link to that page."""
+    for page, blocks in pages().items():
+        lines = (REPOSITORY / page).read_text(encoding="utf-8").splitlines()
+        for block in blocks:
+            if block.after is not None:
+                above = without_blocks("\n".join(lines[: block.line - 1]))
+                assert block.after in links(page, above), f"{block.place}: after {block.after}"
+
+
+def links(page: str, prose: str) -> set[str]:
+    """The files that a page's prose links to, as paths in the repository."""
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", prose)
+    return {os.path.normpath(Path(page).parent / target) for target in targets}
 
 
 def test_blocks_are_skipped_by_name_and_counted() -> None:
