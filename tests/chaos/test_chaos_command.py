@@ -56,6 +56,7 @@ async def test_an_executor_whose_effects_are_keyed_passes(tmp_path: Path) -> Non
     assert report["seed"] == 15
     assert report["tasks"] == {"delivered": 20}
     assert report["interrupted"] > 0
+    assert report["attempt_reasons"]["lease_expired"] > 0
     assert report["strikes"]["kill an executor in the middle of its work"] > 0
     assert kept_in(tmp_path) == [], "nothing is left behind"
 

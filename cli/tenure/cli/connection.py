@@ -69,11 +69,7 @@ def find_connection(
     if asks_elsewhere:
         return connection_from_environment(environment)
     if not file.exists():
-        raise SetupError(
-            f"no coordinator is known: TENURE_TOKEN is not set and there is no {file}.",
-            next_step="Go to where `tenure up` runs, or set TENURE_URL and TENURE_TOKEN.",
-            code="not_configured",
-        )
+        raise no_stack(file, "TENURE_TOKEN is not set", "TENURE_URL and TENURE_TOKEN")
     content = read_connection_file(file)
     refuse_killed(file)
     try:
@@ -84,6 +80,23 @@ def find_connection(
             next_step="Start the stack again with `tenure up`.",
             code="not_configured",
         ) from error
+
+
+def no_stack(file: Path, unset: str, variables: str) -> SetupError:
+    """Nobody said where a coordinator is, and no local stack runs here. ``file`` is what a stack
+    writes when it is ready; a folder where one ran before is told from one that never had any."""
+    if file.with_name(LOCK_FILE).exists():
+        return SetupError(
+            f"no coordinator is known: {unset}, and the stack of {file.parent} has ended or is not"
+            " ready yet.",
+            next_step=f"Start it with `tenure up`, wait until it is ready, or set {variables}.",
+            code="not_configured",
+        )
+    return SetupError(
+        f"no coordinator is known: {unset} and there is no {file}.",
+        next_step=f"Go to where `tenure up` runs, or set {variables}.",
+        code="not_configured",
+    )
 
 
 def refuse_killed(file: Path) -> None:

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from tenure.cli.connection import (
     CONNECTION_FILE,
+    no_stack,
     read_connection_file,
     refuse_killed,
     state_directory,
@@ -104,12 +105,8 @@ def _local_client(role: str, environment: Mapping[str, str] = os.environ) -> dic
     """
     file = state_directory(environment=environment) / CONNECTION_FILE
     if not file.exists():
-        raise SetupError(
-            "no coordinator is known: TENURE_URL, TENURE_TOKEN and TENURE_BROKER_URL are not set"
-            f" and there is no {file}.",
-            next_step="Go to where `tenure up` runs, or set them.",
-            code="not_configured",
-        )
+        unset = "TENURE_URL, TENURE_TOKEN and TENURE_BROKER_URL are not set"
+        raise no_stack(file, unset, "them")
     content = read_connection_file(file)
     refuse_killed(file)
     try:

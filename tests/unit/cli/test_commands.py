@@ -15,6 +15,7 @@ import pytest
 from tenure.cli.connection import find_connection, open_client
 from tenure.cli.exits import Exit, MissingExtra, SetupError, UsageError, exit_code_of, needs
 from tenure.cli.instants import read_instant, read_past
+from tenure.cli.local.state import StateDirectory
 from tenure.cli.main import run
 from tenure.cli.settings import completed
 from tenure.client.calls import problem
@@ -409,6 +410,21 @@ def test_an_executor_that_was_told_nothing_joins_the_local_stack(
     path.unlink()
     with pytest.raises(SetupError, match="Go to where `tenure up` runs"):
         completed("executor", {})
+
+
+def test_a_folder_whose_stack_has_ended_is_told_from_one_that_never_had_any(tmp_path: Path) -> None:
+    environment = {"TENURE_STATE_DIR": str(tmp_path / "state")}
+    with pytest.raises(SetupError, match="Go to where `tenure up` runs"):
+        find_connection(environment=environment)
+    stack = StateDirectory(tmp_path / "state")
+    stack.acquire()
+    with pytest.raises(
+        SetupError, match=r"has ended or is not ready yet.* Start it with `tenure up`"
+    ):
+        find_connection(environment=environment)
+    stack.release()
+    with pytest.raises(SetupError, match="has ended or is not ready yet"):
+        find_connection(environment=environment)
 
 
 def test_a_variable_that_is_no_setting_is_said_before_a_stack_starts(

@@ -145,6 +145,7 @@ def _print(report: "Report", *, checked: bool) -> None:
             ("tasks", f"{report.submitted} submitted: {listed(report.tasks)}"),
             ("reasons", listed(report.reasons) if report.reasons else None),
             ("attempts", listed(report.attempts)),
+            ("because", listed(report.attempt_reasons) if report.attempt_reasons else None),
             ("interrupted", f"{report.interrupted} handlers in their middle"),
         ]
     )

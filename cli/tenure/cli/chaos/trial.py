@@ -53,7 +53,8 @@ class Options:
 
 @dataclass
 class Report:
-    """What came of it. ``interrupted``: attempts whose handler was begun and did not deliver."""
+    """What came of it. ``attempt_reasons``: why attempts ended that did not deliver.
+    ``interrupted``: attempts whose handler was begun and did not deliver."""
 
     seed: int
     seconds: float
@@ -61,6 +62,7 @@ class Report:
     tasks: dict[str, int]
     reasons: dict[str, int]
     attempts: dict[str, int]
+    attempt_reasons: dict[str, int]
     interrupted: int
     strikes: dict[str, int]
     faults: list[str] = field(default_factory=list)
@@ -250,6 +252,9 @@ class Trial:
             tasks=dict(Counter(task.state for task in tasks).most_common()),
             reasons=dict(Counter(task.reason for task in tasks if task.reason).most_common()),
             attempts=dict(Counter(one.state for one in attempts).most_common()),
+            attempt_reasons=dict(
+                Counter(one.reason for one in attempts if one.reason).most_common()
+            ),
             interrupted=interrupted,
             strikes=dict(weather.done.most_common()),
             faults=faults[: books.NAMED],
