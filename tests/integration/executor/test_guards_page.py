@@ -11,6 +11,11 @@ from tests.support.repository import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "guards.md").read_text(encoding="utf-8")
 
+IN_THE_WAY = """
+create function own.tenure_require(text, text) returns void language sql as 'select'
+"""
+"""Of a writer's own, in a schema that it may look in first."""
+
 
 @pytest.mark.requirement("LEASE-10")
 async def test_the_recipe_in_plain_sql_writes_once_and_refuses_an_older_token(
@@ -42,9 +47,12 @@ async def test_the_recipe_in_plain_sql_writes_once_and_refuses_an_older_token(
                 await writer.execute("rollback")
             await receiver.owner.execute(asking)
             unguarded = "insert into payments values ('17', 1250, 1)"
+            await receiver.owner.execute(f"create schema own authorization {receiver.role}")
+            await writer.execute(IN_THE_WAY)
             own = scoped.replace("payment of order 17", "once more")
             another = own.replace("values ('17'", "values ('18'")
-            for refused in (unguarded, another):
+            shadowed = f"begin; set local search_path = own, public; {unguarded}"
+            for refused in (unguarded, another, shadowed):
                 with pytest.raises(asyncpg.PostgresError) as caught:
                     await writer.execute(refused)
                 assert caught.value.sqlstate == "TN003"

@@ -151,7 +151,8 @@ async def test_a_scope_that_is_not_understood_permits_nothing_to_either(
 
 
 STRICT = """
-create function judged() returns trigger language plpgsql as $$
+create function judged() returns trigger language plpgsql
+set search_path = pg_catalog, public, pg_temp as $$
 begin
     perform tenure_require('write', 'orders/' || new.value);
     return new;
