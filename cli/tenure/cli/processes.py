@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from tenure.cli.applications import load_application
 from tenure.cli.exits import UsageError, needs
-from tenure.cli.leaving import Leaving
+from tenure.cli.process_exit import Leaving
 from tenure.cli.settings import Config, completed, given
 
 if TYPE_CHECKING:

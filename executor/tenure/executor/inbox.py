@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 import structlog
 
 from tenure.contract.ids import AttemptId, IncarnationId, NodeId
-from tenure.executor.aside import aside
+from tenure.executor.blocking_calls import in_own_thread
 from tenure.executor.core.intake import Assignment
 from tenure.executor.errors import InboxUnavailable
 
@@ -141,7 +141,7 @@ class Inbox:
     async def stop(self, timeout_seconds: float) -> None:
         """Write what waits, and close the file."""
         self._jobs.put(None)
-        await aside(lambda: self._thread.join(timeout_seconds))
+        await in_own_thread(lambda: self._thread.join(timeout_seconds))
 
     # Everything below runs in the writer's thread ------------------------------------------------
 

@@ -57,7 +57,7 @@ from tenure.executor.losses import REFUSALS, say_ended, say_lost, why_over
 from tenure.executor.metrics import ExecutorMetrics
 from tenure.executor.patience import jitter_seconds
 from tenure.executor.reports import Answer
-from tenure.executor.words import faults_of, storable, text_of
+from tenure.executor.user_text import faults_of, storable, text_of
 
 log = structlog.get_logger("tenure.executor")
 

@@ -38,7 +38,7 @@ from tenure.executor.errors import (
 from tenure.executor.lease import Lease
 from tenure.executor.losses import REFUSALS
 from tenure.executor.patience import Condition, jitter_seconds
-from tenure.executor.words import storable
+from tenure.executor.user_text import storable
 
 MAX_REQUEST_BYTES: Final = 1024 * 1024
 """Of the checkpoints in one request, about."""

@@ -25,7 +25,7 @@ from tenure.contract.reports import (
     Renewals,
 )
 from tenure.contract.states import NodeState
-from tenure.executor.aside import aside
+from tenure.executor.blocking_calls import in_own_thread
 from tenure.executor.clock import Clock
 from tenure.executor.errors import CoordinatorError, CoordinatorRefused, NodeGone
 from tenure.executor.lease import Lease
@@ -98,7 +98,7 @@ class Renewer:
         """Ask the thread to end, and wait for it for a while."""
         self._stopping.set()
         self._due.set()
-        await aside(lambda: self._thread.join(timeout_seconds))
+        await in_own_thread(lambda: self._thread.join(timeout_seconds))
 
     def hold(self, lease: Lease) -> None:
         """Renew this lease until it is let go or refused."""

@@ -13,7 +13,7 @@ import structlog
 from tenure.contract.faultpoints import NO_FAULTS, FaultPoints
 from tenure.contract.ids import IncarnationId
 from tenure.executor.app import Executor
-from tenure.executor.aside import aside
+from tenure.executor.blocking_calls import in_own_thread
 from tenure.executor.clock import Clock, counts_suspend, system_clock
 from tenure.executor.config import ExecutorSettings
 from tenure.executor.errors import DeclarationError, NodeGone
@@ -102,7 +102,7 @@ async def run_until(
     try:
         async with _listening(settings.listen_address, pages), lifespan as resources:
             inbox.start()
-            await aside(sandbox.clear)
+            await in_own_thread(sandbox.clear)
             around = Surroundings(
                 settings=settings,
                 handlers=app.handlers,

@@ -16,7 +16,7 @@ from tenure.cli.testing.fleet import ServerFleet
 from tenure.cli.testing.servers import Servers
 from tenure.executor import Context, Executor, StaleToken, TaskType
 from tenure.executor.testing import Fleet, MakeFleet, MemoryFleet, Story
-from tenure.executor.testing.saying import Where
+from tenure.executor.testing.messages import Where
 from tests.support.armed_app import WRITE, Row, executor
 from tests.support.downstream import downstream
 from tests.support.isolation import FreshDatabase

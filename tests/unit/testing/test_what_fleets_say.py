@@ -13,7 +13,7 @@ from tenure.contract.faultpoints import FaultPoint
 from tenure.contract.states import AttemptState, TaskState
 from tenure.executor import Executor
 from tenure.executor.testing import Attempt, Fleet, MemoryFleet, Story
-from tenure.executor.testing.saying import in_words, look_at
+from tenure.executor.testing.messages import in_words, look_at
 from tests.support import kit_app
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import aio_pika
 import asyncpg
 
-from tenure.cli.testing.holding import HeldBack
+from tenure.cli.testing.held_messages import HeldBack
 from tenure.cli.testing.node import ServerNode
 from tenure.cli.testing.servers import Servers
 from tenure.cli.testing.skipping import check_wait
@@ -24,8 +24,8 @@ from tenure.contract.tasks import AttemptView, TaskView
 from tenure.executor.declare import HandlerDeclaration
 from tenure.executor.testing.fleet import Fleet, FleetTask, id_of
 from tenure.executor.testing.gates import Gate, Gates
+from tenure.executor.testing.messages import Where, in_words, zombie_point
 from tenure.executor.testing.recording import Recording
-from tenure.executor.testing.saying import Where, in_words, zombie_point
 from tenure.executor.testing.story import Attempt, Receipt
 
 _ASSIGNMENT = (

@@ -30,8 +30,8 @@ from tenure.contract.topology import node_queue
 from tenure.executor.app import Executor
 from tenure.executor.testing.fleet import OPENED_BY_THE_LIFESPAN, FleetTask, NotOpen, Stuck, id_of
 from tenure.executor.testing.gates import Gates
+from tenure.executor.testing.messages import check_fleet, look_at
 from tenure.executor.testing.recording import Recording, WatchedExecutor
-from tenure.executor.testing.saying import check_fleet, look_at
 from tenure.executor.testing.story import Attempt, Happening, Receipt, Story
 
 InputT = TypeVar("InputT", bound=BaseModel)

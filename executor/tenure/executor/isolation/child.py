@@ -41,7 +41,7 @@ from tenure.executor.isolation.shared import Cell, SharedLease
 from tenure.executor.lease import Lease
 from tenure.executor.progress import as_said, checkpoint_value
 from tenure.executor.side_effects import SideEffect, SideEffects
-from tenure.executor.words import storable, text_of
+from tenure.executor.user_text import storable, text_of
 
 _POLL_SECONDS: Final = 0.05
 _TRACEBACK_CHARACTERS: Final = 20_000

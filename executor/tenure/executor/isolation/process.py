@@ -17,7 +17,7 @@ import structlog
 
 from tenure.contract.codes import Reason
 from tenure.contract.isolation import Enforcement
-from tenure.executor.aside import aside
+from tenure.executor.blocking_calls import in_own_thread
 from tenure.executor.declare import HandlerDeclaration
 from tenure.executor.errors import RunEnded
 from tenure.executor.isolation import launch
@@ -102,7 +102,7 @@ async def running(
     command = declaration.command
     if not apart:
         place = Place()
-    folder = await aside(lambda: _make_folder(place))
+    folder = await in_own_thread(lambda: _make_folder(place))
     cgroup: Cgroup | None = None
     notes: list[str] = []
     try:
@@ -168,7 +168,7 @@ async def running(
     finally:
         if cgroup is not None:
             cgroup.remove()
-        await _uninterrupted(aside(lambda: remove_folder(folder)))
+        await _uninterrupted(in_own_thread(lambda: remove_folder(folder)))
 
 
 def _make_folder(place: Place) -> str:
@@ -217,7 +217,7 @@ def _limits(declaration: HandlerDeclaration) -> dict[str, int]:
 async def _began(status: Any, declaration: HandlerDeclaration, notes: list[str]) -> Enforcement:
     """What was enforced, once the program runs. Raises RunEnded where it does not."""
     said: dict[str, Any] = {}
-    for line in (await aside(status.readall)).splitlines():
+    for line in (await in_own_thread(status.readall)).splitlines():
         said |= json.loads(line)
     if "code" in said:
         raise RunEnded(Reason(said["code"]), said["message"])
@@ -266,7 +266,7 @@ async def _end(
         cgroup.kill()
     await exited.wait()
     if cgroup is not None:
-        await aside(lambda: cgroup.wait_until_empty(GRACE_SECONDS))
+        await in_own_thread(lambda: cgroup.wait_until_empty(GRACE_SECONDS))
 
 
 def _signal(group: int, number: int) -> None:

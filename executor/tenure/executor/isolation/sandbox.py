@@ -30,7 +30,7 @@ from tenure.executor.isolation.place import Place
 from tenure.executor.isolation.process import Child, running
 from tenure.executor.isolation.shared import Cell, shared_now
 from tenure.executor.lease import Lease
-from tenure.executor.words import faults_of
+from tenure.executor.user_text import faults_of
 
 SAID_CHARACTERS: Final = 1500
 """Of what a command said on its standard error, kept with the failure."""

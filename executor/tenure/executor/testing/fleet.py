@@ -18,7 +18,7 @@ from tenure.contract.scope import Scope
 from tenure.contract.states import TaskState
 from tenure.contract.tasktype import TaskType
 from tenure.executor.app import Executor
-from tenure.executor.testing.saying import Where
+from tenure.executor.testing.messages import Where
 from tenure.executor.testing.story import Attempt, Receipt, Story
 
 InputT = TypeVar("InputT", bound=BaseModel)

@@ -14,8 +14,8 @@ from tenure.executor.testing.gates import Gate, Gates
 from tenure.executor.testing.memory.authority import MemoryAuthority
 from tenure.executor.testing.memory.broker import MemoryBroker, MemoryRelay
 from tenure.executor.testing.memory.node import MemoryNode
+from tenure.executor.testing.messages import Where, in_words, zombie_point
 from tenure.executor.testing.recording import Recording
-from tenure.executor.testing.saying import Where, in_words, zombie_point
 from tenure.executor.testing.story import Attempt, Receipt
 
 

@@ -29,8 +29,8 @@ from tenure.executor.testing.memory.authority import LogRow, MemoryAuthority, Sa
 from tenure.executor.testing.memory.broker import MemoryBroker, MemoryRelay
 from tenure.executor.testing.memory.faults import MemoryFaults
 from tenure.executor.testing.memory.node import MemoryNode, Surroundings
+from tenure.executor.testing.messages import check_fleet, look_at
 from tenure.executor.testing.recording import Recording, opened
-from tenure.executor.testing.saying import check_fleet, look_at
 from tenure.executor.testing.story import Attempt, Happening, Receipt, Story
 
 InputT = TypeVar("InputT", bound=BaseModel)

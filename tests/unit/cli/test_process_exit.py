@@ -8,12 +8,12 @@ import pytest
 
 PROGRAM = """
 import threading, time
-from tenure.cli import leaving
+from tenure.cli import process_exit
 from tenure.cli.processes import work_of_others
 from tenure.executor.logs import configure_logs
 
 configure_logs("json", "INFO")
-leaving.LEAVING_SECONDS = 0.1
+process_exit.LEAVING_SECONDS = 0.1
 
 async def process() -> None:
     threading.Thread(target=time.sleep, args=(300,)).start()

@@ -13,7 +13,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def aside(function: Callable[[], T]) -> T:
+async def in_own_thread(function: Callable[[], T]) -> T:
     """What ``function`` gives, or raises. A daemon thread: one that never returns keeps nothing."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
@@ -36,5 +36,5 @@ async def aside(function: Callable[[], T]) -> T:
         with suppress(RuntimeError):  # the loop has ended without us
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=run, name="tenure-aside", daemon=True).start()
+    threading.Thread(target=run, name="tenure-blocking-call", daemon=True).start()
     return await answer
