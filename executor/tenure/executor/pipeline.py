@@ -407,6 +407,8 @@ class Pipeline:
         retryable: bool = True,
         after_seconds: float | None = None,
     ) -> Ending:
+        if reason == Reason.OUTPUT_INVALID:  # a fault of the program, as an exception is
+            log.warning("output invalid", error=message)
         report = Failed(
             **_about(execution.assignment),
             reason=storable(reason, 100) or Reason.HANDLER_FAILED,

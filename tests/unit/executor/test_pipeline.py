@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, field_validator
+from structlog.testing import capture_logs
 
 from tenure.contract.codes import Code, Reason
 from tenure.contract.reports import Deliver
@@ -116,9 +117,12 @@ async def _unstorable(input: In, context: Context[Any]) -> Out:
     ],
 )
 async def test_an_output_that_cannot_be_delivered_fails(handler: Handler, says: str) -> None:
-    failed = only_fail(await Bench(handler).run())
+    with capture_logs() as said:
+        failed = only_fail(await Bench(handler).run())
     assert failed.reason == Reason.OUTPUT_INVALID
     assert says in failed.message
+    (line,) = [each for each in said if each["event"] == "output invalid"]
+    assert line["error"] == failed.message
 
 
 async def test_an_exception_fails_with_its_message_made_storable() -> None:
