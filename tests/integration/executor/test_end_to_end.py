@@ -14,9 +14,12 @@ from pydantic import BaseModel
 from structlog.testing import capture_logs
 
 from tenure.client import AsyncClient
+from tenure.contract.ids import NodeId
+from tenure.contract.reports import DrainRequest
 from tenure.executor import Context, Executor, TaskType
 from tenure.executor.errors import DeclarationError, NodeGone
 from tenure.executor.guards.sql import SqlGuard
+from tenure.executor.http import Coordinator
 from tests.support.coordinator import Fleet, fleet
 from tests.support.downstream import Downstream, downstream
 from tests.support.executors import (
@@ -318,6 +321,13 @@ async def test_at_the_drain_limit_running_work_is_handed_back(
     # A busy machine may need longer for them: what is not told is found by the lease's end, and
     # what is handed back before the drain is known may be assigned to this node once more.
     monkeypatch.setattr("tenure.executor.session.ANNOUNCE_SECONDS", 30.0)
+    told = Coordinator.drain
+
+    async def told_late(coordinator: Coordinator, node_id: NodeId, request: DrainRequest) -> None:
+        await asyncio.sleep(1.0)  # for longer than the coordinator takes to assign the work again
+        await told(coordinator, node_id, request)
+
+    monkeypatch.setattr(Coordinator, "drain", told_late)
     monkeypatch.setattr("tenure.executor.session.LAST_WORDS_SECONDS", 60.0)
     first = settings_of(api, broker, tmp_path, drain_seconds=0.0)
     async with executing(program.app, first) as running:
